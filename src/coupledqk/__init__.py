@@ -1,0 +1,62 @@
+"""Coupled query-key dynamics for attention: the layer, the models and the laboratory."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .attention import Attention
+    from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
+    from .dynamics import evolve
+    from .errors import CoupledQKError
+    from .layers import KVCache, rope_at
+    from .model import TransformerLM
+    from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, variant
+
+# Loaded at first use: the command line's --help should not wait for torch.
+_HOME = {
+    "Attention": "attention",
+    "AttentionConfig": "config",
+    "CoupledQKError": "errors",
+    "DynamicsConfig": "config",
+    "KVCache": "layers",
+    "ModelConfig": "config",
+    "PAPER_VARIANTS": "variants",
+    "PRESETS": "variants",
+    "ScoringConfig": "config",
+    "TransformerLM": "model",
+    "VARIANTS": "variants",
+    "evolve": "dynamics",
+    "preset": "variants",
+    "rope_at": "layers",
+    "variant": "variants",
+}
+
+__all__ = [
+    "PAPER_VARIANTS",
+    "PRESETS",
+    "VARIANTS",
+    "Attention",
+    "AttentionConfig",
+    "CoupledQKError",
+    "DynamicsConfig",
+    "KVCache",
+    "ModelConfig",
+    "ScoringConfig",
+    "TransformerLM",
+    "evolve",
+    "preset",
+    "rope_at",
+    "variant",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,68 @@
+"""The attention variants and model sizes by name. Torch-free."""
+
+import dataclasses
+from typing import Any
+
+from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig, change
+from .errors import unknown
+
+_NONE = DynamicsConfig()
+_EULER = DynamicsConfig(method="euler")
+_LEAPFROG = DynamicsConfig(method="leapfrog")
+_DIFFERENTIAL = ScoringConfig(kind="differential")
+
+PAPER_VARIANTS: dict[str, AttentionConfig] = {
+    "standard": AttentionConfig(_NONE),
+    "gqa": AttentionConfig(_NONE, group_size=4),
+    "diff": AttentionConfig(_NONE, _DIFFERENTIAL),
+    # q + f(q): a residual on the query whose single step has the fixed size 1
+    "mlp_only": AttentionConfig(
+        DynamicsConfig(method="query_residual", n_steps=1, step_size=1.0, learn_step_size=False)
+    ),
+    "euler": AttentionConfig(_EULER),
+    "hamiltonian": AttentionConfig(_LEAPFROG),
+}
+"""The six configurations of the paper's structural ablation; its "Coupled QK" is `hamiltonian`."""
+
+VARIANTS: dict[str, AttentionConfig] = {
+    **PAPER_VARIANTS,
+    "euler_diff": AttentionConfig(_EULER, _DIFFERENTIAL),
+    "hamiltonian_diff": AttentionConfig(_LEAPFROG, _DIFFERENTIAL),
+    "euler_gqa": AttentionConfig(_EULER, group_size=4),
+    "hamiltonian_gqa": AttentionConfig(_LEAPFROG, group_size=4),
+    "semi_implicit": AttentionConfig(DynamicsConfig(method="semi_implicit")),
+    "potential": AttentionConfig(DynamicsConfig(method="leapfrog", force="potential")),
+    "linear": AttentionConfig(DynamicsConfig(method="leapfrog", force="linear")),
+    "drift": AttentionConfig(DynamicsConfig(method="leapfrog", force="zero")),
+    "kick": AttentionConfig(DynamicsConfig(method="kick")),
+    "query_residual": AttentionConfig(DynamicsConfig(method="query_residual")),
+    "key_residual": AttentionConfig(DynamicsConfig(method="key_residual")),
+    "shared_mlp": AttentionConfig(DynamicsConfig(method="shared_mlp")),
+    "affine": AttentionConfig(DynamicsConfig(method="affine")),
+}
+"""Every variant: the paper's, their compositions, and the controls the paper lacks."""
+
+PRESETS: dict[str, ModelConfig] = {
+    "nano": ModelConfig(d_model=128, n_heads=4, n_layers=4, d_ff=512),
+    "tiny": ModelConfig(d_model=256, n_heads=4, n_layers=6, d_ff=1024),
+    "small": ModelConfig(d_model=512, n_heads=8, n_layers=8, d_ff=2048),
+    "medium": ModelConfig(d_model=768, n_heads=12, n_layers=12, d_ff=3072),
+    "large": ModelConfig(d_model=1024, n_heads=16, n_layers=24, d_ff=4096),
+}
+"""The paper's four sizes, and `nano` for laptops."""
+
+
+def variant(name: str, **settings: Any) -> AttentionConfig:
+    """The variant of that name, with some settings changed: `variant("euler", n_steps=1)`."""
+    if name not in VARIANTS:
+        raise unknown("variant", name, VARIANTS)
+    return change(VARIANTS[name], settings)
+
+
+def preset(name: str, attention: str | AttentionConfig = "standard", **settings: Any) -> ModelConfig:
+    """A model of that size with that attention: `preset("small", "hamiltonian", n_positions=512)`."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    if isinstance(attention, str):
+        attention = variant(attention)
+    return change(dataclasses.replace(PRESETS[name], attention=attention), settings)
