@@ -1,0 +1,17 @@
+"""Forward Euler, the paper's simplest coupled dynamics.
+
+    q ← q + dt · k
+    k ← k + dt · f(q)        both from the old q and k
+
+First order, n evaluations of f for n steps. Does not preserve volume; has no closed-form inverse.
+"""
+
+from torch import Tensor
+
+from .forces import Force
+
+
+def euler(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    for _ in range(n_steps):
+        q, k = q + dt * k, k + dt * force(q)
+    return q, k

@@ -1,0 +1,124 @@
+"""`evolve`: one call for every method, any layout, any grouping of heads and any precision."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import CoupledQKError, unknown
+from .euler import euler
+from .forces import Force
+from .leapfrog import leapfrog, leapfrog_inverse
+from .residual import key_residual, kick, kick_inverse, query_residual, shared_mlp
+from .semi_implicit import semi_implicit, semi_implicit_inverse
+
+METHODS = {
+    "euler": euler,
+    "leapfrog": leapfrog,
+    "semi_implicit": semi_implicit,
+    "kick": kick,
+    "query_residual": query_residual,
+    "key_residual": key_residual,
+    "shared_mlp": shared_mlp,
+}
+INVERSES = {"leapfrog": leapfrog_inverse, "semi_implicit": semi_implicit_inverse, "kick": kick_inverse}
+
+# Here every vector is moved by its own force; elsewhere a key is moved by the forces of all queries of its group.
+MOVES_BY_OWN_FORCE = {"query_residual", "key_residual", "shared_mlp"}
+
+HEAD_AXIS = {"BTHD": 2, "BHTD": 1}
+Layout = Literal["BTHD", "BHTD"]
+
+
+def evolve(
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor | float,
+    force: Force,
+    n_steps: int = 3,
+    method: str = "leapfrog",
+    layout: Layout = "BTHD",
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Moves queries and keys together for `n_steps` steps of size `dt`; each token and head by itself.
+
+    q is (B, T, H, d) and k (B, T, H_kv, d), or with layout="BHTD" (B, H, T, d) and (B, H_kv, T, d). With fewer key heads
+    than query heads (grouped-query attention) each query drifts with its group's key, and the key is kicked by the mean
+    of f over its group. `dt` is a number, or a tensor with one step size per key head; `force` maps (..., d) to (..., d).
+    `inverse=True` runs a method that has an inverse backwards.
+
+    q and k leave in the dtype they came in; the sums are taken in float32 at least.
+    """
+    _check(q, k, dt, n_steps, method, layout, inverse)
+    return integrate(q, k, dt, force, n_steps, method, layout, inverse)
+
+
+def integrate(
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor | float,
+    force: Force,
+    n_steps: int,
+    method: str,
+    layout: Layout = "BTHD",
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`evolve` without its checks: dt may be 0 (a closed gate)."""
+    axis = HEAD_AXIS[layout]
+    grouped = q.shape[axis] != k.shape[axis]
+    # A kick of 0.1% is below half a unit in the last place of bfloat16: summed there, three of them would be lost.
+    dtype, sum_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
+
+    def mean_force(x: Tensor) -> Tensor:
+        f = force(x.to(dtype)).to(sum_dtype)
+        return f.mean(axis + 1, keepdim=True) if grouped and method not in MOVES_BY_OWN_FORCE else f
+
+    if grouped:
+        q, k = group_heads(q, k, axis)
+    if isinstance(dt, Tensor) and dt.ndim:
+        dt = dt.to(sum_dtype).view(-1, *[1] * (q.ndim - axis - 1))  # one per key head, against all axes behind it
+    run = INVERSES[method] if inverse else METHODS[method]
+    q, k = run(q.to(sum_dtype), k.to(sum_dtype), dt, mean_force, n_steps)
+    if grouped:
+        q, k = ungroup_heads(q, k, axis)
+    return q.to(dtype), k.to(dtype)
+
+
+def group_heads(q: Tensor, k: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Puts the queries of a group on an axis of their own behind the key heads: (…, H_kv, G, …) and (…, H_kv, 1, …)."""
+    return q.unflatten(axis, (k.shape[axis], -1)), k.unsqueeze(axis + 1)
+
+
+def ungroup_heads(q: Tensor, k: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    return q.flatten(axis, axis + 1), k.squeeze(axis + 1)
+
+
+def _check(q: Tensor, k: Tensor, dt: Tensor | float, n_steps: int, method: str, layout: str, inverse: bool) -> None:
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if inverse and method not in INVERSES:
+        raise CoupledQKError(f"method {method!r} has no inverse: choose from {', '.join(INVERSES)}")
+    if layout not in HEAD_AXIS:
+        raise unknown("layout", layout, HEAD_AXIS)
+    if n_steps < 1:
+        raise CoupledQKError(f"n_steps={n_steps}: expected at least 1")
+    axis = HEAD_AXIS[layout]
+    if q.ndim != 4 or k.ndim != 4 or q.numel() == 0 or k.numel() == 0:
+        raise CoupledQKError(
+            f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}: expected four non-empty axes each, in the order "
+            f"{layout}"
+        )
+    others = [i for i in range(4) if i != axis]
+    if any(q.shape[i] != k.shape[i] for i in others) or q.shape[axis] % k.shape[axis]:
+        raise CoupledQKError(
+            f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} in layout {layout}: expected equal B, T and d, and a "
+            "number of query heads that the number of key heads divides"
+        )
+    if isinstance(dt, Tensor) and dt.ndim and dt.shape != (k.shape[axis],):
+        raise CoupledQKError(
+            f"dt of shape {tuple(dt.shape)}: expected a number or one step size for each of the {k.shape[axis]} key heads"
+        )
+    # a tensor on an accelerator is not read: that would wait for the device
+    readable = not torch.compiler.is_compiling() and (not isinstance(dt, Tensor) or dt.device.type == "cpu")
+    if readable and not bool((torch.as_tensor(dt) > 0).all()):
+        raise CoupledQKError(f"dt={dt}: expected greater than 0; to run backwards set inverse=True")

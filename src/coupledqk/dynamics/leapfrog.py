@@ -1,0 +1,26 @@
+"""Leapfrog (Störmer–Verlet), the paper's Hamiltonian dynamics.
+
+    k ← k + dt/2 · f(q)      kick
+    q ← q + dt · k           drift
+    k ← k + dt/2 · f(q)      kick
+
+Second order, n + 1 evaluations of f for n steps: a step's closing kick and the next one's opening kick share f(q).
+Each line is a shear, so volume is preserved for any f; the map is symplectic only if f is a gradient.
+Reversible: run with −dt it undoes itself.
+"""
+
+from torch import Tensor
+
+from .forces import Force
+
+
+def leapfrog(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    k = k + dt / 2 * force(q)
+    for step in range(1, n_steps + 1):
+        q = q + dt * k
+        k = k + (dt if step < n_steps else dt / 2) * force(q)
+    return q, k
+
+
+def leapfrog_inverse(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    return leapfrog(q, k, -dt, force, n_steps)

@@ -1,0 +1,39 @@
+"""Controls: the force and step size of the coupled dynamics, without the mutual coupling.
+
+    kick               k ← k + dt · f(q)        q stands still: one half of the coupling
+    query_residual     q ← q + dt · f(q)        no coupling; with one step of size 1 it is the paper's MLP-Only
+    key_residual       k ← k + dt · f(k)        no coupling
+    shared_mlp         both residuals, one f    no coupling
+
+n evaluations of f for n steps, 2n for shared_mlp; 1 for kick, whose f(q) never changes.
+"""
+
+from torch import Tensor
+
+from .forces import Force
+
+
+def kick(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    return q, k + n_steps * dt * force(q)
+
+
+def kick_inverse(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    return q, k - n_steps * dt * force(q)
+
+
+def query_residual(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    for _ in range(n_steps):
+        q = q + dt * force(q)
+    return q, k
+
+
+def key_residual(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    for _ in range(n_steps):
+        k = k + dt * force(k)
+    return q, k
+
+
+def shared_mlp(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    q, _ = query_residual(q, k, dt, force, n_steps)
+    _, k = key_residual(q, k, dt, force, n_steps)
+    return q, k

@@ -1,0 +1,27 @@
+"""Semi-implicit (symplectic) Euler: Euler's cost with leapfrog's geometry.
+
+    k ← k + dt · f(q)        kick
+    q ← q + dt · k           drift, with the new k
+
+First order, n evaluations of f for n steps. Two shears, so volume is preserved for any f, and the inverse is exact.
+"""
+
+from torch import Tensor
+
+from .forces import Force
+
+
+def semi_implicit(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
+    for _ in range(n_steps):
+        k = k + dt * force(q)
+        q = q + dt * k
+    return q, k
+
+
+def semi_implicit_inverse(
+    q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int
+) -> tuple[Tensor, Tensor]:
+    for _ in range(n_steps):
+        q = q - dt * k
+        k = k - dt * force(q)
+    return q, k
