@@ -1,0 +1,114 @@
+"""The one Attention: every variant is a choice of dynamics and of scoring.
+
+    x ─ project ─► q, k, v ─ (qk_norm) ─ DYNAMICS ─ rope ─► cache ─► SCORING ─ project ─►
+
+The dynamics see one token's query and key and never another token's. They come after normalisation, before RoPE (a
+nonlinear force does not commute with rotation: behind it, scores would depend on absolute position), and before the
+cache, which therefore holds evolved keys.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import AttentionConfig, head_width
+from .dynamics import build_dynamics
+from .errors import CoupledQKError
+from .initial import Normal, global_normal
+from .layers import INIT_STD, RMS_EPS, KVCache, QKNorm, Rope
+from .scoring import build_scoring
+from .variants import variant
+
+
+class Attention(nn.Module):
+    """Multi-head attention, a drop-in for any transformer: `out, aux_loss = attention(x)`."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        config: AttentionConfig | None = None,
+        layer: int = 0,
+        out_std: float = INIT_STD,
+    ) -> None:
+        """`layer` counts from 0 and sets λ_init of differential scoring; `out_std` is the initial one of the output matrix."""
+        super().__init__()
+        self.config = config = config or AttentionConfig()
+        self.d_model, self.out_std = d_model, out_std
+        self.width = head_width(d_model, n_heads, config)
+        n_kv_heads = n_heads // config.group_size
+        sub_heads = d_model // n_heads // self.width  # 2 for differential scoring
+        self.split_sizes = [self.width * sub_heads * n for n in (n_heads, n_kv_heads, n_kv_heads)]
+
+        self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=False)  # rows: q | k | v
+        self.qk_norm = QKNorm(self.width) if config.qk_norm else None
+        self.dynamics = build_dynamics(config.dynamics, self.width, n_kv_heads * sub_heads)
+        self.scoring = build_scoring(config.scoring, n_heads, self.width, layer, RMS_EPS)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.init_weights()
+
+    @classmethod
+    def from_variant(cls, name: str, d_model: int, n_heads: int, layer: int = 0, **settings: Any) -> "Attention":
+        """By name, with any setting changed: `Attention.from_variant("euler", d_model=512, n_heads=8, n_steps=1)`."""
+        return cls(d_model, n_heads, variant(name, **settings), layer)
+
+    def init_weights(self, normal: Normal = global_normal) -> None:
+        for name, rows in zip("qkv", self.qkv.weight.data.split(self.split_sizes), strict=True):
+            normal(rows, name, INIT_STD)
+        normal(self.out.weight, "out", self.out_std)
+
+    def forward(
+        self, x: Tensor, causal_mask: Tensor | None = None, rope: Rope | None = None, cache: KVCache | None = None
+    ) -> tuple[Tensor, float]:
+        """(B, T, d_model) to the same, and an auxiliary loss, which no variant has yet.
+
+        `causal_mask` is boolean, True where a query may look: (T, S) or (B, 1, T, S), where B and T may be 1; a padding
+        mask of real tokens is `real[:, None, None, :]`. A causal attention never looks ahead, whatever the mask
+        allows. `rope` rotates q and k (see `layers.rope_at`). `cache` adds the S − T tokens before x.
+        """
+        self._check_input(x)
+        # (B, T, H, d), (B, T, H_kv, d) twice
+        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in self.qkv(x).split(self.split_sizes, dim=-1))
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
+        q, k = self.dynamics(q, k)
+        if rope is not None:
+            q, k = rope(q, k)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        out = self.scoring(q, k, v, *self._visible(causal_mask, q, k))
+        return self.out(out.flatten(2)), 0.0
+
+    def _visible(self, mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:
+        """The mask and the `causal` flag for scoring; the flag is the kernel's own triangle, which needs T = S."""
+        B, T, S = q.shape[0], q.shape[1], k.shape[1]
+        if mask is not None:
+            _check_mask(mask, B, T, S)
+        if not self.config.causal or T == 1:
+            return mask, False
+        if mask is None and T == S:
+            return None, True
+        # the last query belongs to the last key's token
+        triangle = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        return triangle if mask is None else mask & triangle, False
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.d_model or x.numel() == 0:
+            raise CoupledQKError(
+                f"input of shape {tuple(x.shape)}: expected (batch, tokens, {self.d_model}) with at least one sequence and "
+                "one token"
+            )
+
+
+def _check_mask(mask: Tensor, B: int, T: int, S: int) -> None:
+    fits = mask.shape == (T, S) or (
+        mask.ndim == 4
+        and all(n in allowed for n, allowed in zip(mask.shape, [(1, B), (1,), (1, T), (S,)], strict=True))
+    )
+    if mask.dtype != torch.bool or not fits:
+        raise CoupledQKError(
+            f"causal_mask of shape {tuple(mask.shape)} and dtype {mask.dtype}: expected booleans, True where a query may "
+            f"look, of shape ({T}, {S}) or ({B} or 1, 1, {T} or 1, {S}); give a padding mask (batch, tokens) as "
+            "mask[:, None, None, :]"
+        )

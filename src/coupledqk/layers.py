@@ -1,0 +1,98 @@
+"""The parts around attention: normalisation, SwiGLU, rotary positions, the key-value cache."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import check_rope_width
+from .errors import CoupledQKError
+from .initial import Normal, global_normal
+
+RMS_EPS = 1e-6
+INIT_STD = 0.02
+ROPE_THETA = 10_000.0
+
+Rope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm with the project's ε, in the initialisation scheme of `initial.py`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, eps=RMS_EPS)
+
+    def init_weights(self, normal: Normal = global_normal) -> None:
+        nn.init.ones_(self.weight)
+
+
+class QKNorm(nn.Module):
+    """RMSNorm of every query and every key, with one scale for all heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k = RMSNorm(width), RMSNorm(width)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q(q), self.k(k)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) ⊙ up x), with gate and up in one matrix (rows: gate | up)."""
+
+    def __init__(self, d_model: int, d_ff: int, out_std: float = INIT_STD) -> None:
+        super().__init__()
+        self.out_std = out_std
+        self.gate_up = nn.Linear(d_model, 2 * d_ff, bias=False)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+        self.init_weights()
+
+    def init_weights(self, normal: Normal = global_normal) -> None:
+        gate, up = self.gate_up.weight.data.chunk(2)
+        normal(gate, "gate", INIT_STD)
+        normal(up, "up", INIT_STD)
+        normal(self.down.weight, "down", self.out_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+def rope_at(positions: Tensor, width: int) -> Rope:
+    """Rotary position embedding for (sub-)heads of that width at `positions`, (T,) or (B, T): a function of q and k.
+
+    Coordinate i turns with i + width/2, by the angle position · θ^(−2i/width).
+    """
+    check_rope_width(width)
+    frequencies = ROPE_THETA ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / -width)
+    angles = positions[..., None, None].float() * frequencies  # (T, 1, width/2) or (B, T, 1, width/2)
+    cos, sin = angles.cos(), angles.sin()
+
+    def rotate(x: Tensor) -> Tensor:  # (B, T, H, width)
+        a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
+    return lambda q, k: (rotate(q), rotate(k))
+
+
+class KVCache:
+    """Evolved keys and values of one layer's past tokens, (B, S, H_kv, d), in buffers of a fixed capacity."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the new tokens' and returns all so far."""
+        start, end = self.length, self.length + k.shape[1]
+        if end > self.capacity:
+            raise CoupledQKError(
+                f"the cache holds {self.capacity} tokens, but {start} are stored and {k.shape[1]} more were given: make a "
+                "larger one"
+            )
+        if start == 0:
+            self.k, self.v = (x.new_empty(x.shape[0], self.capacity, *x.shape[2:]) for x in (k, v))
+        self.k[:, start:end], self.v[:, start:end] = k, v
+        self.length = end
+        return self.k[:, :end], self.v[:, :end]
