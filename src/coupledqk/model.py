@@ -1,0 +1,200 @@
+"""The transformer language model of the paper.
+
+Pre-norm RMSNorm, SwiGLU, tied input and output embeddings, learned positions (or RoPE), no biases, no dropout, and no masking
+between documents. All matrices start as N(0, 0.02²), those that write to the residual stream scaled by 1/√(2L).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .attention import Attention
+from .config import AttentionConfig, ModelConfig, head_width
+from .errors import CoupledQKError
+from .initial import Normal, global_normal, initialize
+from .layers import INIT_STD, KVCache, RMSNorm, Rope, SwiGLU, rope_at
+from .loss import linear_cross_entropy
+from .sampling import Sampler
+from .variants import preset
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        out_std = INIT_STD / math.sqrt(2 * config.n_layers)
+        self.attn_norm = RMSNorm(config.d_model)
+        self.attn = Attention(config.d_model, config.n_heads, config.attention, layer, out_std)
+        self.ffn_norm = RMSNorm(config.d_model)
+        self.ffn = SwiGLU(config.d_model, config.d_ff, out_std)
+
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope | None, cache: KVCache | None) -> Tensor:
+        attended, _ = self.attn(self.attn_norm(x), mask, rope, cache)
+        x = x + attended
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class TransformerLM(nn.Module):
+    """`model(tokens)` gives logits, `model(tokens, targets)` the mean loss."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        """The initial weights are a function of the seed and of each weight's name."""
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        device = torch.get_default_device()
+        # Built without storage, so that each weight is drawn once. Under torch.device("meta") it stays so.
+        with torch.device("meta"):
+            self.embed = nn.Embedding(config.vocab_size, config.d_model)
+            self.positions = nn.Embedding(config.n_positions, config.d_model) if config.positions == "learned" else None
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+            self.norm = RMSNorm(config.d_model)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            initialize(self, seed)
+
+    @classmethod
+    def from_preset(
+        cls, name: str, attention: str | AttentionConfig = "standard", seed: int = 0, **settings: Any
+    ) -> "TransformerLM":
+        """By size and attention variant, with any setting changed: `from_preset("small", "euler", n_layers=4, n_steps=1)`."""
+        return cls(preset(name, attention, **settings), seed)
+
+    def init_weights(self, normal: Normal = global_normal) -> None:
+        normal(self.embed.weight, "embed", INIT_STD)
+        if self.positions is not None:
+            normal(self.positions.weight, "positions", INIT_STD)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        padding: Tensor | None = None,
+        cache: list[KVCache] | None = None,
+    ) -> Tensor:
+        """Logits (B, T, vocabulary), or with `targets` (B, T) the mean loss; targets of −100 do not count.
+
+        `padding` is boolean, (B, S), True for real tokens; positions count from each row's first real one. With a
+        `cache` (see `new_cache`) the tokens continue those that it holds, and S counts both.
+        """
+        x = self.hidden(tokens, padding, cache)
+        if targets is None:
+            return F.linear(x, self.embed.weight)
+        if targets.shape != tokens.shape:
+            raise CoupledQKError(
+                f"targets of shape {tuple(targets.shape)}: expected that of the tokens, {tuple(tokens.shape)}"
+            )
+        return linear_cross_entropy(x, self.embed.weight, targets)
+
+    def hidden(self, tokens: Tensor, padding: Tensor | None = None, cache: list[KVCache] | None = None) -> Tensor:
+        """The final normalised states, (B, T, d_model)."""
+        positions = self._positions(tokens, padding, past=cache[0].length if cache else 0)
+        x = self.embed(tokens)
+        rope = None
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        else:
+            rope = rope_at(positions, head_width(self.config.d_model, self.config.n_heads, self.config.attention))
+        mask = None if padding is None else padding[:, None, None, :]
+        for i, block in enumerate(self.blocks):
+            layer_cache = cache[i] if cache else None
+            if self.gradient_checkpointing and torch.is_grad_enabled() and cache is None:
+                x = checkpoint(block, x, mask, rope, layer_cache, use_reentrant=False)
+            else:
+                x = block(x, mask, rope, layer_cache)
+        return self.norm(x)
+
+    def _positions(self, tokens: Tensor, padding: Tensor | None, past: int) -> Tensor:
+        """(T,), or (B, T) when rows are padded."""
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise CoupledQKError(
+                f"tokens of shape {tuple(tokens.shape)}: expected (batch, tokens) with at least one sequence and one token"
+            )
+        B, T = tokens.shape
+        self._check_length(past + T)
+        if padding is None:
+            return torch.arange(past, past + T, device=tokens.device)
+        if padding.shape != (B, past + T) or padding.dtype != torch.bool:
+            raise CoupledQKError(
+                f"padding of shape {tuple(padding.shape)} and dtype {padding.dtype}: expected booleans of shape "
+                f"{(B, past + T)}, True for real tokens, the cached ones included"
+            )
+        return (padding.cumsum(-1) - 1).clamp(min=0)[:, past:]
+
+    def _check_length(self, length: int) -> None:
+        if self.positions is not None and length > self.config.n_positions:
+            raise CoupledQKError(
+                f"a sequence of {length} tokens is longer than the model's {self.config.n_positions} learned positions: "
+                'shorten it, or build the model with a larger n_positions or with positions="rope"'
+            )
+
+    def new_cache(self, capacity: int) -> list[KVCache]:
+        """An empty key-value cache for sequences of up to `capacity` tokens, one part per layer."""
+        return [KVCache(capacity) for _ in self.blocks]
+
+    @torch.no_grad()
+    def stream(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop_token: int | None = None,
+        padding: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """Yields the next token of each row, (B,), until `max_new_tokens` or until every row has met `stop_token`.
+
+        `prompt` is (B, T); shorter rows are padded on the left, with `padding` True for real tokens. A row that has
+        stopped yields `stop_token` from then on. The same `seed` gives the same tokens.
+        """
+        sampler = Sampler(temperature, top_k, top_p)
+        self._check_prompt(prompt, max_new_tokens, padding)
+        generator = None if seed is None else torch.Generator(prompt.device).manual_seed(seed)
+        cache = self.new_cache(prompt.shape[1] + max_new_tokens)
+        stopped = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
+        tokens = prompt
+        for _ in range(max_new_tokens):
+            states = self.hidden(tokens, padding, cache)
+            token = sampler(F.linear(states[:, -1], self.embed.weight), generator)
+            if stop_token is not None:
+                token = token.masked_fill(stopped, stop_token)
+                stopped = stopped | (token == stop_token)
+            yield token
+            if stop_token is not None and bool(stopped.all()):
+                return
+            tokens = token[:, None]
+            if padding is not None:
+                padding = F.pad(padding, (0, 1), value=True)
+
+    def generate(self, prompt: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
+        """The prompt and its continuation, (B, T + at most max_new_tokens); options as for `stream`."""
+        new = [token[:, None] for token in self.stream(prompt, max_new_tokens, **options)]
+        return torch.cat([prompt, *new], dim=1)
+
+    def _check_prompt(self, prompt: Tensor, max_new_tokens: int, padding: Tensor | None) -> None:
+        if max_new_tokens < 1:
+            raise CoupledQKError(f"max_new_tokens={max_new_tokens}: expected at least 1")
+        if prompt.ndim != 2 or prompt.numel() == 0:
+            raise CoupledQKError(
+                f"prompt of shape {tuple(prompt.shape)}: expected (batch, tokens) with at least one token"
+            )
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise CoupledQKError(
+                f"token ids from {low} to {high} in the prompt: the vocabulary has 0 to {self.config.vocab_size - 1}; was the "
+                "text encoded with the model's own tokenizer?"
+            )
+        if padding is not None and not bool(padding[:, -1].all()):
+            raise CoupledQKError("padding marks the last token of a row as unreal: pad prompts on the left")
+        # the last new token is not fed back
+        self._check_length(prompt.shape[1] + max_new_tokens - 1)

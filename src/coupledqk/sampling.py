@@ -1,0 +1,48 @@
+"""Choosing the next token from logits."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import CoupledQKError
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws from softmax(logits / temperature), restricted to the `top_k` likeliest tokens and to the smallest set of
+    them with probability `top_p`. Temperature 0 takes the likeliest token."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise CoupledQKError(f"temperature={self.temperature}: expected 0 (greedy) or a finite positive number")
+        if self.top_k is not None and self.top_k < 1:
+            raise CoupledQKError(f"top_k={self.top_k}: expected at least 1, or nothing for all tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise CoupledQKError(f"top_p={self.top_p}: expected a probability above 0 and up to 1")
+
+    def __call__(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(B, vocabulary) to (B,)."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        probabilities = self.probabilities(logits)
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        logits = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            smallest_kept = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest_kept, -math.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p is not None:
+            ordered, order = probabilities.sort(-1, descending=True)
+            # a token is kept if the likelier ones do not reach top_p without it
+            dropped = ordered.cumsum(-1) - ordered >= self.top_p
+            probabilities = probabilities.masked_fill(dropped.scatter(-1, order, dropped), 0.0)
+            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        return probabilities
