@@ -1,0 +1,25 @@
+"""Numbers published in the paper (arXiv 2604.01683 v1), as printed there."""
+
+PARAMETERS: dict[str, dict[str, str]] = {
+    "tiny": {"standard": "~6M", "hamiltonian": "~6M"},
+    "small": {
+        "standard": "60,343,296",
+        "gqa": "57,197,568",
+        "diff": "60,343,360",
+        "mlp_only": "60.4M",
+        "euler": "60,408,896",
+        "hamiltonian": "60,408,896",
+    },
+    "medium": {"standard": "152.3M", "gqa": "144.4M", "diff": "152.3M", "hamiltonian": "152.4M"},
+    "large": {"standard": "~350M", "diff": "~350M", "hamiltonian": "~350M"},
+}
+"""Parameter counts by preset and variant: tables `params`, `ablation`, `lm_medium`, `lm_large` and `configs`."""
+
+
+def agrees(count: int, published: str) -> bool:
+    """Whether a count rounds to a published figure, to as many digits as were printed."""
+    if published.endswith("M"):
+        digits = published.strip("~M")
+        decimals = len(digits.partition(".")[2])
+        return f"{count / 1e6:.{decimals}f}" == digits
+    return f"{count:,}" == published
