@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coupledqk.config import (
-    AttentionConfig,
-    DynamicsConfig,
-    ModelConfig,
-    ScoringConfig,
-    change,
-    from_toml,
-    leaves,
-    to_toml,
-)
+from coupledqk.config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
 from coupledqk.errors import CoupledQKError
+from coupledqk.schema import change, from_toml, leaves, to_toml
 from coupledqk.variants import PRESETS, VARIANTS, preset, variant
 
 dynamics = st.one_of(

@@ -1,18 +1,17 @@
-"""Every setting, once, as frozen dataclasses; TOML in and out. Torch-free.
+"""Every setting, once, as frozen dataclasses. Torch-free.
 
-A configuration is checked when it is made, so one that exists is valid. Each leaf has a dotted path
-(`attention.dynamics.n_steps`), and any suffix of it that names one leaf only (`n_steps`) will do in `change`.
+A configuration is checked when it is made, so one that exists is valid. How one is changed, written and read: `schema.py`.
 """
 
 import dataclasses
-import tomllib
-import types
-import typing
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from .errors import CoupledQKError, unknown
+from .errors import CoupledQKError
+from .schema import check_fields, require, to_dict
 
 Method = Literal[
     "none", "euler", "leapfrog", "semi_implicit", "kick", "query_residual", "key_residual", "shared_mlp", "affine"
@@ -146,108 +145,123 @@ def check_rope_width(width: int) -> None:
         )
 
 
-def require(condition: bool, name: str, given: object, expected: str) -> None:
-    if not condition:
-        raise CoupledQKError(f"{name}={given!r}: expected {expected}")
+@dataclass(frozen=True)
+class DataConfig:
+    """The text and how it becomes tokens."""
+
+    corpus: str = "python-stdlib"
+    """A corpus by name, or a local file or folder."""
+    tokenizer: str = "gpt2"
+    """gpt2, bytes, or bpe:N for a byte-level BPE of N tokens trained on the corpus itself."""
+    data_dir: str | None = None
+    """Where a local copy of a named corpus lies. A place, not a choice: it does not change what is trained."""
+    fraction: float = 1.0
+    """The share of the training text to use, from its beginning."""
+    encoding_errors: Literal["strict", "replace"] = "strict"
+    """Refuse text that is not UTF-8, or replace what cannot be read."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and up to 1")
 
 
-Config = TypeVar("Config")
+@dataclass(frozen=True)
+class TrainConfig:
+    """AdamW with linear warm-up from 0 and cosine decay to 0, as in the paper."""
+
+    steps: int = 30_000
+    batch_size: int = 32
+    """Sequences in the global batch, whatever the micro-batch."""
+    seq_len: int = 512
+    lr: float = 6e-4
+    """Peak learning rate."""
+    warmup: int = 2_000
+    """Steps of linear warm-up."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.1
+    """On all matrices, the tied embedding included, and on nothing else."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp16"
+    """Of the products, by autocast; weights stay float32. fp16 scales the loss."""
+    eval_every: int = 1_000
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("steps", "batch_size", "seq_len", "eval_every", "log_every"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("lr", "adam_eps", "clip"):
+            require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive number")
+        require(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"0 to the number of steps, {self.steps}")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require(0 <= self.beta1 < 1, "beta1", self.beta1, "at least 0 and below 1")
+        require(0 <= self.beta2 < 1, "beta2", self.beta2, "at least 0 and below 1")
 
 
-def change(config: Config, settings: Mapping[str, Any]) -> Config:
-    """A copy with some settings changed; keys are dotted paths or their unambiguous endings.
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How a run is carried out. None of this is part of what is computed, and all of it may change on resuming."""
 
-    Settings that depend on one another are checked together, after all have been changed.
-    """
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps ..."""
+    threads: int | None = None
+    """CPU threads; PyTorch's own choice unless given. Bitwise resume needs the same number."""
+    micro_batch: int | None = None
+    """Sequences a pass; the whole batch unless given. Smaller needs less memory."""
+    gradient_checkpointing: bool = False
+    """Recompute each block in the backward pass: less memory, about a third more time."""
+    compile: bool = False
+    """torch.compile the model."""
+    save_every: int = 1_000
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints to keep, the newest ones; the best weights are kept besides."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("save_every", "keep"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("threads", "micro_batch"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run, complete."""
+
+    seed: int = 0
+    """Of everything that is drawn, unless the next two are set."""
+    init_seed: int | None = None
+    """Of the initial weights."""
+    data_seed: int | None = None
+    """Of the order of the training windows."""
+    init_from: str | None = None
+    """A run whose best weights this one starts from."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.model.positions == "learned" and self.train.seq_len > self.model.n_positions:
+            raise CoupledQKError(
+                f"seq_len={self.train.seq_len} is longer than the model's {self.model.n_positions} learned positions: "
+                "shorten it or raise n_positions"
+            )
+        if not self.model.attention.causal:
+            raise CoupledQKError("causal=False: a language model is trained on what comes next and must be causal")
+        if self.init_from and self.init_seed is not None:
+            raise CoupledQKError("init_seed and init_from are both set: the weights come from one or the other")
+
+
+def identity(config: RunConfig) -> str:
+    """A hash of all that decides what is computed: everything but where the data lies and how the run is carried out."""
     data = to_dict(config)
-    for key, value in settings.items():
-        *parents, name = _resolve(config, key).split(".")
-        table = data
-        for parent in parents:
-            table = table[parent]
-        table[name] = value
-    return from_dict(type(config), data)
-
-
-def leaves(config: object, prefix: str = "") -> Iterator[str]:
-    """The dotted path of every setting."""
-    for f in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{f.name}.")
-        else:
-            yield prefix + f.name
-
-
-def _resolve(config: object, key: str) -> str:
-    paths = list(leaves(config))
-    found = [path for path in paths if path == key] or [path for path in paths if path.endswith("." + key)]
-    if not found:
-        raise unknown("setting", key, paths if "." in key else [path.rsplit(".")[-1] for path in paths])
-    if len(found) > 1:
-        raise CoupledQKError(f"setting {key!r} is ambiguous: write one of {', '.join(found)}")
-    return found[0]
-
-
-def to_dict(config: object) -> dict[str, Any]:
-    """Nested plain values; a setting that is None is left out, since TOML has no null."""
-    out = {}
-    for f in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            out[f.name] = to_dict(value)
-        elif value is not None:
-            out[f.name] = list(value) if isinstance(value, tuple) else value
-    return out
-
-
-def from_dict(kind: type[Config], data: Mapping[str, Any], where: str = "") -> Config:
-    """Strict: an unknown key, a value of the wrong type or an impossible value is an error that names its place."""
-    hints = typing.get_type_hints(kind)
-    for key in data:
-        if key not in hints:
-            raise unknown("setting", where + key, [where + name for name in hints])
-    values = {}
-    for key, value in data.items():
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise CoupledQKError(f"{where}{key}={value!r}: expected a table [{where}{key}]")
-            values[key] = from_dict(typing.cast(type, hints[key]), value, f"{where}{key}.")
-        else:
-            values[key] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
-
-
-def to_toml(config: object) -> str:
-    import tomli_w
-
-    return tomli_w.dumps(to_dict(config))
-
-
-def from_toml(kind: type[Config], text: str) -> Config:
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CoupledQKError(f"not a TOML configuration: {error}") from None
-    return from_dict(kind, data)
-
-
-def check_fields(config: object) -> None:
-    """Holds every field against its annotation. An int given for a float becomes one; nothing else is converted."""
-    for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if hint is float and type(value) is int:
-            object.__setattr__(config, name, float(value))
-        elif typing.get_origin(hint) is Literal:
-            if value not in typing.get_args(hint):
-                raise unknown(name, value, typing.get_args(hint))
-        elif not _fits(value, hint):
-            raise CoupledQKError(f"{name}={value!r}: expected {getattr(hint, '__name__', hint)}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
-    return type(value) is hint if hint in (int, float, bool) else isinstance(value, hint)
+    del data["runtime"]
+    data["data"].pop("data_dir", None)
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig, change
+from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
 from .errors import unknown
+from .schema import change
 
 _NONE = DynamicsConfig()
 _EULER = DynamicsConfig(method="euler")
