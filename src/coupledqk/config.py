@@ -163,6 +163,19 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and up to 1")
+        tokenizer_size(self.tokenizer)
+
+
+def tokenizer_size(name: str) -> int:
+    """The number of tokens of a tokenizer, known from its name."""
+    sizes = {"gpt2": 50_257, "bytes": 257}
+    if name in sizes:
+        return sizes[name]
+    kind, _, size = name.partition(":")
+    if kind != "bpe" or not size.isdecimal():
+        raise CoupledQKError(f"unknown tokenizer {name!r}: choose gpt2, bytes, or bpe:N with the number of tokens N")
+    require(int(size) > 257, "tokenizer", name, "more than 257 tokens: every byte and the end of text have one already")
+    return int(size)
 
 
 @dataclass(frozen=True)
@@ -252,6 +265,12 @@ class RunConfig:
             raise CoupledQKError(
                 f"seq_len={self.train.seq_len} is longer than the model's {self.model.n_positions} learned positions: "
                 "shorten it or raise n_positions"
+            )
+        n_tokens = tokenizer_size(self.data.tokenizer)
+        if self.model.vocab_size < n_tokens:
+            raise CoupledQKError(
+                f"vocab_size={self.model.vocab_size} is less than the {n_tokens} tokens of {self.data.tokenizer!r}: set "
+                f"vocab_size={n_tokens}"
             )
         if not self.model.attention.causal:
             raise CoupledQKError("causal=False: a language model is trained on what comes next and must be causal")

@@ -69,6 +69,14 @@ def to_dict(config: object) -> dict[str, Any]:
     return out
 
 
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return out
+
+
 def from_dict(kind: type[Config], data: Mapping[str, Any], where: str = "") -> Config:
     """Strict: an unknown key, a value of the wrong type or an impossible value is an error that names its place."""
     hints = typing.get_type_hints(kind)

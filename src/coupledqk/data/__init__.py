@@ -1,0 +1,6 @@
+"""Corpora to tokenizers to token shards to batches."""
+
+from .shards import CorpusInfo, SplitInfo, TokenizedCorpus, cache_folder, prepare
+from .tokenizers import Tokenizer
+
+__all__ = ["CorpusInfo", "SplitInfo", "TokenizedCorpus", "Tokenizer", "cache_folder", "prepare"]

@@ -1,0 +1,150 @@
+"""Corpora by name or path."""
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import DataConfig
+from ..errors import CoupledQKError, unknown
+from ..files import digest, sha256
+from .hub import HUB
+from .splits import SPLITS, Stream, by_document, by_file_name
+from .text import DATA, READABLE, Piece, blocks, read, suffix
+from .tokenizers import gpt2
+
+STDLIB = "python-stdlib"
+NAMES = (STDLIB, *HUB)
+
+PAPER_TOKENS = 100_000_000
+"""The paper takes this many GPT-2 tokens of OpenWebText and of PubMed; we take the first ones."""
+
+_HIDDEN = re.compile(r"\.")
+# Of the standard library: tests, what others installed, and what the build wrote about the machine.
+_NOT_SOURCES = re.compile(r"\.|tests?$|idle_test$|(site|dist)-packages$|config-|_sysconfigdata")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    name: str
+    description: str
+    fingerprint: str
+    """Known before any text is read: equal for equal files, or for one revision of a data set on the hub."""
+    stream: Callable[[], Stream]
+
+
+def open_corpus(config: DataConfig) -> Corpus:
+    """The corpus that the settings name. Of local files only checksums are taken yet."""
+    name, errors = config.corpus, config.encoding_errors
+    if name == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        about = f"the standard library of Python {sys.version.split()[0]} without its tests"
+        return _from_files(name, about, root, _files(root, [".py"], _NOT_SOURCES), errors)
+    if name not in HUB:
+        return _from_files(name, "local text", *_at_path(name), errors)
+    if config.data_dir is None:
+        return _from_hub(name)
+    root, files = _local_copy(name, Path(config.data_dir).expanduser())
+    if name.startswith("wikitext"):
+        return _from_files(name, _wikitext_form(files, errors), root, files, errors)
+    return _from_files(name, "local copy", root, files, errors, PAPER_TOKENS)
+
+
+def _at_path(name: str) -> tuple[Path, list[Path]]:
+    """The files of a local corpus: a file, a folder, or what several files' names begin with."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        if suffix(path) not in READABLE:
+            raise CoupledQKError(f"{path} is none of {', '.join(READABLE)} or .gz of these: convert or rename it")
+        return path.parent, [path]
+    if name and path.is_dir():
+        if files := _files(path):
+            return path, files
+        raise CoupledQKError(f"{path} holds no text: expected {', '.join(READABLE)} files, or .gz of these")
+    beside = sorted(path.parent.iterdir()) if name and path.parent.is_dir() else []
+    if files := [file for file in beside if file.name.startswith(path.name + ".") and suffix(file) in READABLE]:
+        return path.parent, files
+    if path.suffix or len(path.parts) > 1:
+        raise CoupledQKError(f"there is no file or folder {path}; corpora known by name: {', '.join(NAMES)}")
+    raise unknown("corpus", name, [*NAMES, "or a path"])
+
+
+def _local_copy(name: str, data_dir: Path) -> tuple[Path, list[Path]]:
+    """A named corpus under data_dir: a folder of that name, files whose names begin with it, or data_dir itself."""
+    if not data_dir.is_dir():
+        raise CoupledQKError(f"data_dir={str(data_dir)!r}: there is no such folder")
+    for folder in (data_dir / name, *sorted(data_dir.glob(f"{name}-*"))):
+        if files := _files(folder, DATA):
+            return folder, files
+    files = _files(data_dir, DATA)
+    named = [file for file in files if file.name.startswith(name)]
+    if found := named or [file for file in files if file.parent == data_dir]:
+        return data_dir, found
+    raise CoupledQKError(f"no copy of {name} in {data_dir}: expected {data_dir / name} with {', '.join(DATA)} files")
+
+
+def _files(root: Path, suffixes: Sequence[str] = READABLE, left_out: re.Pattern[str] = _HIDDEN) -> list[Path]:
+    """The files of these formats, sorted by path, without files and folders whose names are left out."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not left_out.match(name)]
+        paths = (Path(folder, name) for name in names if not left_out.match(name))
+        found += [path for path in paths if suffix(path) in suffixes]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _from_files(name: str, about: str, root: Path, files: list[Path], errors: str, limit: int | None = None) -> Corpus:
+    try:
+        checksums = [(file.relative_to(root).as_posix(), sha256(file)) for file in files]
+    except OSError as error:
+        raise CoupledQKError(f"cannot read {error.filename}: {error.strerror}") from None
+    marked = by_file_name(files) if len(files) > 1 else {}
+
+    def documents() -> Iterator[Piece]:
+        pieces = (piece for file in files for piece in read(file, errors))
+        return _first_tokens(pieces, limit) if limit else pieces
+
+    def stream() -> Stream:
+        if not marked:
+            return by_document(documents)
+        return ((split, piece) for split in SPLITS for file in marked.get(split, ()) for piece in read(file, errors))
+
+    used = sum(map(len, marked.values())) if marked else len(files)
+    about += f", {used} file{'s' * (used != 1)} split by {'file name' if marked else 'document'}"
+    return Corpus(name, about, digest(checksums, errors, limit), stream)
+
+
+def _from_hub(name: str) -> Corpus:
+    source = HUB[name]
+
+    def stream() -> Stream:
+        if not source.splits:
+            return by_document(lambda: _first_tokens(source.documents(), PAPER_TOKENS))
+        return ((ours, piece) for ours, theirs in source.splits for piece in source.documents(theirs))
+
+    fingerprint = digest(source.repository, source.subset, source.revision, PAPER_TOKENS)
+    return Corpus(name, f"{source.description}, from {source.repository}", fingerprint, stream)
+
+
+def _first_tokens(documents: Iterator[Piece], limit: int) -> Iterator[Piece]:
+    """Whole documents, until there are `limit` GPT-2 tokens."""
+    tokenizer, tokens = gpt2(), 0
+    for piece in documents:
+        yield piece
+        tokens += len(tokenizer.encode_batch([piece.text])[0]) + piece.ends
+        if tokens >= limit and piece.ends:
+            return
+
+
+def _wikitext_form(files: list[Path], errors: str) -> str:
+    """WikiText comes raw, as the paper uses it, or tokenised with rare words replaced.
+
+    In both each split is one document, not one per article: the headings are in the text, and published perplexities
+    read a split as one text.
+    """
+    if any("<unk>" in next(blocks(file, errors), "") for file in files):
+        return "the tokenised form with <unk>, not comparable with the raw one"
+    return "the raw form"

@@ -1,0 +1,80 @@
+"""The paper's corpora on the Hugging Face hub: script-free data sets, streamed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CoupledQKError
+from .text import Piece, pieces
+
+
+@dataclass(frozen=True)
+class HubCorpus:
+    description: str
+    repository: str
+    revision: str
+    subset: str | None = None
+    text: Callable[[dict[str, Any]], str] = lambda row: row["text"]
+    """From a row to its text."""
+    splits: tuple[tuple[str, str], ...] = ()
+    """Pairs of our split and the hub's, each one document whose lines are rows; without them every row is a document."""
+
+    def documents(self, hub_split: str = "train") -> Iterator[Piece]:
+        rows = self._rows(hub_split)
+        if self.splits:
+            yield from pieces(map(self.text, rows))
+        else:
+            for row in rows:
+                yield from pieces([self.text(row)])
+
+    def _rows(self, hub_split: str) -> Iterator[dict[str, Any]]:
+        try:
+            import datasets  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise CoupledQKError(
+                f"reading {self.repository} from the Hugging Face hub is an extra: pip install 'coupledqk[hub]', or name a "
+                "local copy with --data-dir"
+            ) from None
+        try:
+            yield from datasets.load_dataset(
+                self.repository, self.subset, revision=self.revision, split=hub_split, streaming=True
+            )
+        except Exception as error:  # whatever the network, the hub or its client raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CoupledQKError(
+                f"could not read {self.repository} from the Hugging Face hub ({reason}): without a network name a local copy "
+                "with --data-dir"
+            ) from error
+
+
+def _line(row: dict[str, Any]) -> str:
+    """The hub's rows are WikiText's lines, but its blank lines, a space in the original, are empty there."""
+    return row["text"] or " \n"
+
+
+def _wikitext(subset: str) -> HubCorpus:
+    return HubCorpus(
+        description="the raw form",
+        repository="Salesforce/wikitext",
+        revision="b08601e04326c79dfdd32d625aee71d232d685c3",
+        subset=subset,
+        text=_line,
+        splits=(("train", "train"), ("valid", "validation"), ("test", "test")),
+    )
+
+
+HUB: dict[str, HubCorpus] = {
+    "wikitext-2": _wikitext("wikitext-2-raw-v1"),
+    "wikitext-103": _wikitext("wikitext-103-raw-v1"),
+    "openwebtext": HubCorpus(
+        description="web pages",
+        repository="Skylion007/openwebtext",
+        revision="main",
+    ),
+    "pubmed": HubCorpus(
+        description="titles and abstracts in the order of their PubMed numbers",
+        repository="MedRAG/pubmed",
+        revision="33da3593d5756bc04c8909f170003c0b14197957",
+        text=lambda row: f"{row['title']}\n{row['content']}",
+    ),
+}

@@ -1,0 +1,74 @@
+"""Which split a document belongs to.
+
+Splits are official where they exist: WikiText's, and those of files named for them (pubmed.train.txt.gz, valid.jsonl).
+Otherwise document i goes to valid if i % 20 is 0, to test if it is 1, and to train if it is neither. Fewer than 20 documents
+are too few for that: of each of them the last tenth of the characters is valid, the rest train, and there is no test split.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import CoupledQKError
+from .text import DATA, Piece, suffix
+
+SPLITS = ("train", "valid", "test")
+
+Stream = Iterator[tuple[str, Piece]]
+"""Every document once, in order, in pieces, each with its split."""
+
+_FOLD = 20
+_MARK = re.compile(r"(?:^|\.)(train|valid|validation|val|dev|test)(?:-[\w-]+)?\.")
+
+
+def by_file_name(files: list[Path]) -> dict[str, list[Path]]:
+    """The files of each split if their names tell, else nothing. Where some tell, those that do not are left out."""
+    marked: dict[str, list[Path]] = {}
+    for file in files:
+        if suffix(file) in DATA and (mark := _MARK.search(file.name)):
+            split = mark[1] if mark[1] in ("train", "test") else "valid"
+            marked.setdefault(split, []).append(file)
+    if marked and "valid" not in marked:
+        raise CoupledQKError(
+            f"{files[0].parent} has files named for {' and '.join(marked)} but none for valid: add one, or give a single file"
+        )
+    return marked
+
+
+def by_document(documents: Callable[[], Iterator[Piece]]) -> Stream:
+    """The splits of documents that come without. A small corpus is read twice, to know how long its documents are."""
+    lengths = _lengths_if_few(documents())
+    return _by_number(documents()) if lengths is None else _by_tail(documents(), lengths)
+
+
+def _lengths_if_few(documents: Iterator[Piece]) -> list[int] | None:
+    """The characters of each document, or None as soon as there are enough documents to split by their numbers."""
+    lengths, length = [], 0
+    for piece in documents:
+        length += len(piece.text)
+        if piece.ends:
+            lengths.append(length)
+            length = 0
+            if len(lengths) == _FOLD:
+                return None
+    return lengths
+
+
+def _by_number(documents: Iterator[Piece]) -> Stream:
+    number = 0
+    for piece in documents:
+        yield {0: "valid", 1: "test"}.get(number % _FOLD, "train"), piece
+        number += piece.ends
+
+
+def _by_tail(documents: Iterator[Piece], lengths: list[int]) -> Stream:
+    coming = iter(lengths)
+    left = None  # characters of the document that still belong to train
+    for text, ends in documents:
+        if left is None:
+            left = int(next(coming) * 0.9)
+        if text[:left]:
+            yield "train", Piece(text[:left], len(text) >= left)
+        if text[left:] or ends:
+            yield "valid", Piece(text[left:], ends)
+        left = None if ends else max(0, left - len(text))

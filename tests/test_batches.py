@@ -1,0 +1,127 @@
+"""Which tokens a step sees: a pure function of (seed, step), the same for any ranks and micro-batches."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coupledqk import CoupledQKError
+from coupledqk.data import batches
+from coupledqk.data.batches import IGNORED, micro_batches, train_batch, valid_batches
+from coupledqk.loss import IGNORED as IGNORED_BY_THE_LOSS
+
+lengths = st.integers(1, 9)
+sizes = st.integers(1, 7)
+
+
+def text(n: int) -> np.ndarray:
+    """Each token is its own position."""
+    return np.arange(n, dtype=np.uint16)
+
+
+@st.composite
+def corpora(draw):
+    length = draw(lengths)
+    return text(draw(st.integers(length + 1, 120))), length
+
+
+def epoch_of(tokens, length, seed, epoch):
+    """An epoch's windows, one per step; as many as fit."""
+    n_windows = max(1, len(tokens) // length - 1)
+    steps = range(epoch * n_windows, (epoch + 1) * n_windows)
+    return torch.cat([train_batch(tokens, length, 1, seed, step)[1] for step in steps])
+
+
+@given(corpus=corpora(), size=sizes, seed=st.integers(0, 2**63), step=st.integers(0, 1000))
+def test_targets_are_the_inputs_shifted_by_one(corpus, size, seed, step):
+    inputs, targets = train_batch(*corpus, size, seed, step)
+    assert inputs.shape == targets.shape == (size, corpus[1])
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1)
+
+
+@given(corpus=corpora(), seed=st.integers(0, 100), epoch=st.integers(0, 5))
+def test_an_epoch_repeats_no_target_and_leaves_out_less_than_two_windows(corpus, seed, epoch):
+    tokens, length = corpus
+    targets = epoch_of(tokens, length, seed, epoch).flatten().tolist()
+    assert len(set(targets)) == len(targets)
+    assert len(tokens) - len(targets) < 2 * length + 1
+
+
+def test_epochs_differ_in_order_and_in_where_windows_begin():
+    epochs = [epoch_of(text(200), 10, seed=0, epoch=epoch) for epoch in range(4)]
+    assert len({tuple(epoch[:, 0].tolist()) for epoch in epochs}) == 4
+    assert len({int(epoch[:, 0].min()) % 10 for epoch in epochs}) > 1
+
+
+@given(
+    corpus=corpora(), size=sizes, seed=st.integers(0, 3), step=st.integers(0, 50), others=st.lists(st.integers(0, 50))
+)
+def test_a_batch_depends_on_seed_and_step_alone(corpus, size, seed, step, others):
+    batches._grid.cache_clear()
+    alone = train_batch(*corpus, size, seed, step)
+    for other in others:
+        train_batch(*corpus, size, seed + 1, other)
+        train_batch(*corpus, size, seed, other)
+    for now, then in zip(train_batch(*corpus, size, seed, step), alone, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_the_order_is_the_same_for_good():
+    """A result names its seed; these rows were written down when the function was."""
+    _, targets = train_batch(text(1000), 10, 4, seed=1, step=30)
+    assert targets[:, 0].tolist() == [605, 865, 755, 685]
+
+
+@given(corpus=corpora(), seed=st.integers(0, 9), size=sizes, step=st.integers(0, 20))
+def test_the_stream_of_rows_does_not_depend_on_the_batch_size(corpus, seed, size, step):
+    rows = [train_batch(*corpus, 1, seed, row)[0] for row in range(step * size, (step + 1) * size)]
+    assert torch.equal(train_batch(*corpus, size, seed, step)[0], torch.cat(rows))
+
+
+def test_different_seeds_give_different_data():
+    first, second = (train_batch(text(1000), 10, 8, seed, 0)[0] for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@given(corpus=corpora(), size=st.integers(1, 12), micro=sizes, step=st.integers(0, 20))
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_and_micro_batches_share_the_global_batch(world, corpus, size, micro, step):
+    batch = train_batch(*corpus, size, 0, step)
+    together = [torch.full_like(part, -1) for part in batch]
+    for rank in range(world):
+        parts = list(micro_batches(batch, micro, rank, world))
+        assert all(1 <= len(inputs) <= micro for inputs, _ in parts[1:])
+        for whole, mine in zip(together, zip(*parts, strict=True), strict=True):
+            whole[rank::world] = torch.cat(mine)
+    assert all(torch.equal(*pair) for pair in zip(together, batch, strict=True))
+
+
+@given(n=st.integers(2, 100), length=lengths, size=sizes)
+def test_evaluation_sees_each_target_once_in_order(n, length, size):
+    inputs, targets = (torch.cat(parts) for parts in zip(*valid_batches(text(n), length, size), strict=True))
+    counted = targets != IGNORED
+    assert targets[counted].tolist() == list(range(1, n))
+    assert inputs[counted].tolist() == list(range(n - 1))
+    assert (inputs >= 0).all()
+    assert counted.flatten().tolist() == sorted(counted.flatten().tolist(), reverse=True)  # filled up at the end only
+
+
+def test_what_fills_up_is_what_the_loss_ignores():
+    assert IGNORED == IGNORED_BY_THE_LOSS
+
+
+def test_large_ids_keep_their_value():
+    tokens = np.full(20, 60_000, np.uint16)
+    assert train_batch(tokens, 4, 2, 0, 0)[0].unique().tolist() == [60_000]
+
+
+def test_a_text_shorter_than_a_window_is_refused_with_both_sizes():
+    with pytest.raises(
+        CoupledQKError, match="training split has 512 tokens, but a window takes 513: use more text or shorter"
+    ):
+        train_batch(text(512), 512, 1, 0, 0)
+    train_batch(text(513), 512, 1, 0, 0)
+    with pytest.raises(CoupledQKError, match="has 1 tokens: expected at least 2"):
+        next(valid_batches(text(1), 512, 1))

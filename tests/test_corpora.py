@@ -1,0 +1,359 @@
+"""From names, files and folders to documents in splits: every layout, every format, every bad input."""
+
+import gzip
+import json
+import sys
+import types
+from collections import defaultdict
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coupledqk import CoupledQKError
+from coupledqk.config import DataConfig
+from coupledqk.data import corpora, text
+from coupledqk.data.corpora import open_corpus
+from coupledqk.data.text import pieces
+from coupledqk.data.tokenizers import gpt2
+
+MARKER = "<|endoftext|>"
+MANY = [f"document {i}" for i in range(45)]
+
+
+def documents(corpus: str | Path, **settings) -> dict[str, list[str]]:
+    """The documents of each split, whole."""
+    found, open_texts = defaultdict(list), defaultdict(str)
+    for split, piece in open_corpus(DataConfig(corpus=str(corpus), **settings)).stream():
+        open_texts[split] += piece.text
+        if piece.ends:
+            found[split].append(open_texts.pop(split))
+    assert not open_texts
+    return dict(found)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def marked(*contents: str) -> str:
+    """The document files of the pubmed, web and brown layouts: each document is followed by a line with the marker."""
+    return "".join(f"{content}\n{MARKER}\n" for content in contents)
+
+
+# documents and their pieces
+
+
+@given(
+    parts=st.lists(st.text("ab1 '\n\t.\u00a0é", max_size=30) | st.sampled_from([MARKER, f"\n{MARKER}\n"]), max_size=12),
+    cut=st.integers(1, 9),
+)
+def test_documents_are_found_wherever_blocks_end_and_pieces_change_no_token(parts, cut):
+    whole = "".join(parts)
+    expected = [[]]
+    for line in whole.split("\n"):
+        if line == MARKER:
+            expected.append([])
+        else:
+            expected[-1].append(line)
+    found = [[]]
+    with mock.patch.object(text, "PIECE", 8):
+        for piece in pieces((whole[i : i + cut] for i in range(0, len(whole), cut)), separated=True):
+            found[-1].append(piece.text)
+            if piece.ends:
+                found.append([])
+    assert found.pop() == []
+    assert ["".join(its_pieces) for its_pieces in found] == [
+        document for lines in expected if (document := "\n".join(lines))
+    ]
+    for its_pieces in found:
+        assert [i for piece in its_pieces for i in gpt2().encode(piece)] == gpt2().encode("".join(its_pieces))
+
+
+def test_long_documents_come_in_short_pieces(tmp_path):
+    file = write(tmp_path / "long.txt.gz", "words and words " * 100_000)
+    lengths = [len(piece.text) for _, piece in open_corpus(DataConfig(corpus=str(file))).stream()]
+    assert len(lengths) > 5
+    assert max(lengths) <= 2 * text.PIECE
+    assert sum(lengths) == 1_600_000
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["", "newline", "marker", "marker and newline"])
+def test_a_marker_on_a_line_of_its_own_separates_documents(tmp_path, newline, end):
+    content = f"one{newline}two{newline}{MARKER}{newline}{MARKER}{newline}not {MARKER} here"
+    tail = {"": "", "newline": newline, "marker": newline + MARKER, "marker and newline": newline + MARKER + newline}[
+        end
+    ]
+    file = write(tmp_path / "a.txt", content + tail)
+    found = documents(tmp_path)
+    rebuilt = [train + valid for train, valid in zip(found["train"], found["valid"], strict=True)]
+    assert rebuilt == [f"one{newline}two", f"not {MARKER} here" + (newline if end == "newline" else "")]
+    assert documents(file) == found
+
+
+def test_other_formats_take_the_marker_as_text(tmp_path):
+    found = documents(write(tmp_path / "a.md", marked("one", "two")))
+    assert "".join(found["train"] + found["valid"]) == marked("one", "two")
+
+
+def test_each_line_of_jsonl_is_a_document(tmp_path):
+    rows = [{"text": f"a\n{MARKER}\nb {i}", "other": 1} for i in range(30)]
+    file = write(tmp_path / "a.jsonl.gz", "\n\n".join(map(json.dumps, rows)))
+    found = documents(file)
+    assert sorted(document for split in found.values() for document in split) == sorted(row["text"] for row in rows)
+
+
+# splits
+
+
+def test_documents_without_splits_are_dealt_out_by_twenties(tmp_path):
+    found = documents(write(tmp_path / "many.txt", marked(*MANY)))
+    assert found["valid"] == [MANY[0], MANY[20], MANY[40]]
+    assert found["test"] == [MANY[1], MANY[21], MANY[41]]
+    assert found["train"] == [document for i, document in enumerate(MANY) if i % 20 > 1]
+
+
+@settings(max_examples=150)
+@given(
+    contents=st.lists(st.text("ab \n", min_size=1, max_size=60).map(lambda s: s + "."), min_size=1, max_size=19),
+    piece=st.integers(2, 16),
+)
+def test_of_few_documents_the_last_tenth_is_for_validation(tmp_path_factory, contents, piece):
+    file = write(tmp_path_factory.mktemp("few") / "few.txt", marked(*contents))
+    with mock.patch.object(text, "PIECE", piece):
+        found = documents(file)
+    assert found["train"] == [content[: int(len(content) * 0.9)] for content in contents]
+    assert found["valid"] == [content[int(len(content) * 0.9) :] for content in contents]
+    assert "test" not in found
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("pubmed.train.txt.gz", "pubmed.valid.txt.gz", "pubmed.test.txt.gz"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("wiki.train-head.tokens.gz", "wiki.valid.tokens.gz", "wiki.test.tokens.gz"),
+        ("train-00000-of-00001.txt", "validation-00000-of-00001.txt", "test-00000-of-00001.txt"),
+        ("train.txt", "val.txt", "test.txt"),
+        ("train.raw", "dev.raw", "test.raw"),
+    ],
+)
+def test_file_names_mark_splits(tmp_path, names):
+    for name in names:
+        write(tmp_path / name, f"text of {name}")
+    write(tmp_path / "README.md", "about the corpus")
+    write(tmp_path / "index.tsv", "a\tb")
+    assert documents(tmp_path) == dict(
+        zip(("train", "valid", "test"), ([f"text of {name}"] for name in names), strict=True)
+    )
+
+
+def test_files_of_one_beginning_are_a_corpus(tmp_path):
+    for name in ("web-1k.train.txt", "web-1k.valid.txt", "other.valid.txt"):
+        write(tmp_path / name, name)
+    assert documents(tmp_path / "web-1k") == {"train": ["web-1k.train.txt"], "valid": ["web-1k.valid.txt"]}
+    assert documents(tmp_path)["valid"] == ["other.valid.txt", "web-1k.valid.txt"]
+
+
+def test_programs_named_train_and_test_are_no_splits(tmp_path):
+    for name in ("train.py", "test.py", "model.py", ".hidden/x.py", "data.bin"):
+        write(tmp_path / name, "x = 1 # " + name)
+    assert [len(split) for split in documents(tmp_path).values()] == [3, 3]
+
+
+def test_splits_without_a_validation_file_are_refused(tmp_path):
+    write(tmp_path / "train.txt", "a")
+    write(tmp_path / "test.txt", "b")
+    with pytest.raises(CoupledQKError, match="named for test and train but none for valid"):
+        documents(tmp_path)
+
+
+# corpora by name
+
+
+def test_the_standard_library_is_there_without_tests():
+    corpus = open_corpus(DataConfig())
+    found = documents("python-stdlib")
+    assert "the standard library of Python" in corpus.description
+    assert len(found["train"]) > 400
+    assert len(found["valid"]) == pytest.approx(len(found["train"]) / 18, abs=2)
+    assert any("class JSONDecoder" in document for split in found.values() for document in split)
+    assert not any("_sysconfigdata" in file.name or "test" in file.parts for file in _stdlib_files())
+
+
+def _stdlib_files():
+    root = Path(json.__file__).parents[1]
+    return corpora._files(root, [".py"], corpora._NOT_SOURCES)
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    for split in ("train", "valid", "test"):
+        write(tmp_path / f"wikitext-2/wiki.{split}.tokens.gz", f" \n = Title = \n \n A <unk> text of {split} . \n")
+        write(tmp_path / f"wikitext-103-raw/wiki.{split}.raw", f" \n = Title = \n \n A text of {split} . \n = Two = \n")
+        write(tmp_path / f"pubmed/pubmed.{split}.txt.gz", marked(f"title\nabstract of {split}"))
+        write(tmp_path / f"web/openwebtext-1k.{split}.txt.gz", marked(f"page of {split}"))
+    write(tmp_path / "web/webtext-openings.valid.txt.gz", marked("not of this corpus"))
+    write(tmp_path / "README.md", "what is here")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "train"),
+    [
+        ("wikitext-2", "wikitext-2", " \n = Title = \n \n A <unk> text of train . \n"),
+        ("wikitext-103", "wikitext-103-raw", " \n = Title = \n \n A text of train . \n = Two = \n"),
+        ("pubmed", "pubmed", "title\nabstract of train"),
+        ("openwebtext", "web", "page of train"),
+    ],
+)
+def test_named_corpora_are_found_in_local_copies(copies, name, inside, train):
+    for data_dir in (copies, copies / inside):
+        found = documents(name, data_dir=str(data_dir))
+        assert {split: len(texts) for split, texts in found.items()} == {"train": 1, "valid": 1, "test": 1}
+        assert found["train"] == [train]
+
+
+def test_the_tokenised_form_of_wikitext_is_labelled(copies):
+    def about(name):
+        return open_corpus(DataConfig(corpus=name, data_dir=str(copies))).description
+
+    assert about("wikitext-2").startswith("the tokenised form with <unk>, not comparable with the raw one")
+    assert about("wikitext-103").startswith("the raw form")
+
+
+def test_openwebtext_and_pubmed_are_the_first_tokens_of_the_paper(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "PAPER_TOKENS", 100)
+    write(tmp_path / "pubmed/all.txt.gz", marked(*["one two three four"] * 60))  # 4 tokens and an end each
+    assert sum(map(len, documents("pubmed", data_dir=str(tmp_path)).values())) == 20
+
+
+def test_equal_files_have_equal_fingerprints_wherever_they_lie(tmp_path):
+    def fingerprint(place, content="text", **settings):
+        write(tmp_path / place, content)
+        return open_corpus(DataConfig(corpus=str(tmp_path / place), **settings)).fingerprint
+
+    assert fingerprint("a/x.txt") == fingerprint("b/x.txt")
+    others = {fingerprint("c/x.txt", "text2"), fingerprint("d/y.md"), fingerprint("a/x.txt", encoding_errors="replace")}
+    assert len(others | {fingerprint("a/x.txt")}) == 4
+
+
+# the hub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
+    """Stands in for the library that reads the hub; keys are (repository, split)."""
+    rows: dict = {}
+
+    def load_dataset(repository, subset, *, revision, split, streaming):
+        assert streaming
+        if (repository, split) not in rows:
+            raise ConnectionError("no route to host\nand a long story")
+        return iter(rows[repository, split])
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    return rows
+
+
+def test_wikitext_from_the_hub_is_the_raw_file_again(hub, copies):
+    for ours, theirs in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        lines = (copies / f"wikitext-103-raw/wiki.{ours}.raw").read_text().splitlines(keepends=True)
+        hub["Salesforce/wikitext", theirs] = [{"text": "" if line == " \n" else line} for line in lines]
+    assert documents("wikitext-103") == documents("wikitext-103", data_dir=str(copies))
+    assert open_corpus(DataConfig(corpus="wikitext-103")).description == "the raw form, from Salesforce/wikitext"
+
+
+def test_rows_of_the_hub_are_documents(hub):
+    hub["Skylion007/openwebtext", "train"] = [{"text": document} for document in MANY]
+    hub["MedRAG/pubmed", "train"] = [{"title": document, "content": "abstract"} for document in MANY]
+    assert documents("openwebtext")["valid"] == [MANY[0], MANY[20], MANY[40]]
+    assert documents("pubmed")["test"][0] == f"{MANY[1]}\nabstract"
+
+
+@pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103", "openwebtext", "pubmed"])
+def test_without_a_network_the_local_alternative_is_named(hub, name):
+    with pytest.raises(CoupledQKError, match=r"\(no route to host\): .* local copy with --data-dir$"):
+        documents(name)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CoupledQKError, match=r"pip install 'coupledqk\[hub\]'.*--data-dir"):
+        documents("pubmed")
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"text\0more", r"a.txt is binary: byte 4 is NUL"),
+        ("a.txt.gz", b"x" * 300_000 + b"\0", r"a.txt.gz is binary: byte 300000 is NUL"),
+        ("a.txt", b"caf\xe9 au lait", r"a.txt is not valid UTF-8 at byte 3: .* set encoding_errors to 'replace'"),
+        ("a.md", "é".encode() * 200_000 + b"\xc3", r"a.md is not valid UTF-8 at byte 400000"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"txt": "b"}',
+            r'a.jsonl, line 2: expected an object with a string "text", got {"txt": "b"}',
+        ),
+        ("a.jsonl", '{"text": 3}', r"a.jsonl, line 1: expected"),
+        ("a.jsonl", '\n\n["text"]', r"a.jsonl, line 3: expected"),
+        ("a.jsonl", '{"text": "a"}\n{"text"', r"a.jsonl, line 2: not JSON"),
+        ("a.jsonl", '{"text": "\\ud800"}', r"a.jsonl, line 1: half of a surrogate pair"),
+        ("a.csv", "a,b", r"a.csv is none of .txt, .jsonl"),
+    ],
+)
+def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, name, content, message):
+    with pytest.raises(CoupledQKError, match=message):
+        documents(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize("damage", ["cut", "plain"])
+def test_a_broken_gzip_file_is_refused(tmp_path, damage):
+    file = tmp_path / "a.txt.gz"
+    file.write_bytes(gzip.compress(b"text " * 1000)[:-9] if damage == "cut" else b"text")
+    with pytest.raises(CoupledQKError, match=r"a.txt.gz is not a whole gzip file"):
+        documents(file)
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9", b'{"text": "caf\\udce9"}'])
+def test_what_cannot_be_read_can_be_replaced(tmp_path, content):
+    file = write(tmp_path / ("a.jsonl" if b"{" in content else "a.txt"), content)
+    found = documents(file, encoding_errors="replace")
+    assert found["train"][0] + found["valid"][0] == "caf\ufffd"
+
+
+def test_a_name_that_is_nearly_right_is_corrected():
+    with pytest.raises(CoupledQKError, match=r"unknown corpus 'wikitext2': did you mean 'wikitext-2'\?"):
+        documents("wikitext2")
+    with pytest.raises(CoupledQKError, match="unknown corpus ''"):
+        documents("")
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "missing.txt"])
+def test_a_missing_path_is_refused(path):
+    with pytest.raises(
+        CoupledQKError, match=f"there is no file or folder {path}; corpora known by name: python-stdlib"
+    ):
+        documents(path)
+
+
+def test_a_folder_without_text_is_refused(tmp_path):
+    write(tmp_path / "a.png", b"\0")
+    with pytest.raises(CoupledQKError, match=f"{tmp_path} holds no text: expected .txt"):
+        documents(tmp_path)
+
+
+def test_a_data_dir_without_the_corpus_is_refused(tmp_path):
+    with pytest.raises(CoupledQKError, match=f"no copy of pubmed in {tmp_path}: expected {tmp_path / 'pubmed'}"):
+        documents("pubmed", data_dir=str(tmp_path))
+    with pytest.raises(CoupledQKError, match="there is no such folder"):
+        documents("pubmed", data_dir=str(tmp_path / "no"))

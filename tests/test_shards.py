@@ -1,0 +1,252 @@
+"""Tokenised corpora in the cache: what is in them, and that they are whole or made again."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coupledqk import CoupledQKError
+from coupledqk.config import DataConfig
+from coupledqk.data import Tokenizer, prepare, shards
+from coupledqk.data.corpora import Corpus
+from coupledqk.data.text import PIECE, Piece
+from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
+
+DOCUMENTS = [f"Document {i}: naïve text, <|endoftext|> typed by someone.\n" * (1 + i % 3) for i in range(60)]
+TRAIN = [document for i, document in enumerate(DOCUMENTS) if i % 20 > 1]
+ALL_TOKENIZERS = pytest.mark.parametrize("tokenizer", ["gpt2", "bytes", "bpe:300"])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DataConfig:
+    rows = "\n".join(json.dumps({"text": document}) for document in DOCUMENTS)
+    (tmp_path / "corpus.jsonl").write_text(rows)
+    return DataConfig(corpus=str(tmp_path / "corpus.jsonl"), tokenizer="bytes")
+
+
+def prepare_quietly(config: DataConfig, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return prepare(config, **options)
+
+
+def refuse(*args: object) -> None:
+    raise AssertionError("tokenised again")
+
+
+@ALL_TOKENIZERS
+def test_a_split_is_its_documents_each_with_an_end_of_text(config, tokenizer):
+    corpus = prepare_quietly(replace(config, tokenizer=tokenizer))
+    ids = (corpus.tokenizer.encode(document) for document in TRAIN)
+    assert corpus.train.tolist() == [i for document in ids for i in [*document, corpus.tokenizer.end_of_text]]
+    assert corpus.train.dtype == np.uint16
+    assert isinstance(corpus.train, np.memmap)
+
+
+@ALL_TOKENIZERS
+def test_a_split_reports_its_size_and_a_hash_of_its_text(config, tokenizer):
+    corpus = prepare_quietly(replace(config, tokenizer=tokenizer))
+    texts = [document.encode() for document in TRAIN]
+    content = b"".join(text + len(text).to_bytes(8, "little") for text in texts)
+    train = corpus.info.splits["train"]
+    assert (train.bytes, train.documents, train.tokens) == (sum(map(len, texts)), 54, len(corpus.train))
+    assert train.sha256 == hashlib.sha256(content).hexdigest()
+    assert [len(corpus.valid), len(corpus.test)] == [corpus.info.splits[s].tokens for s in ("valid", "test")]
+    assert [corpus.info.splits[s].documents for s in ("valid", "test")] == [3, 3]
+
+
+def test_the_hash_names_the_text_not_the_tokenizer(config, tmp_path):
+    first, second = (prepare(replace(config, tokenizer=name)).info.hash for name in ("bytes", "gpt2"))
+    assert first == second
+    (tmp_path / "corpus.jsonl").write_text((tmp_path / "corpus.jsonl").read_text().replace("typed", "written"))
+    assert prepare(config).info.hash != first
+
+
+@ALL_TOKENIZERS
+def test_what_was_prepared_is_not_prepared_again(config, tokenizer, monkeypatch):
+    config = replace(config, tokenizer=tokenizer)
+    first = prepare_quietly(config)
+    monkeypatch.setattr(shards, "_build", refuse)
+    again = prepare_quietly(config)
+    assert again.info == first.info
+    assert np.array_equal(again.train, first.train)
+    assert again.tokenizer.to_json() == first.tokenizer.to_json()
+
+
+def test_the_same_files_elsewhere_are_known_by_their_own_name(config, tmp_path, monkeypatch):
+    prepare(config)
+    moved = tmp_path / "elsewhere" / "corpus.jsonl"
+    moved.parent.mkdir()
+    Path(config.corpus).rename(moved)
+    monkeypatch.setattr(shards, "_build", refuse)
+    assert prepare(replace(config, corpus=str(moved))).info.corpus == str(moved)
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "valid.bin", "tokenizer.json", "header.json"])
+@pytest.mark.parametrize("damage", [_flip, lambda file: os.truncate(file, file.stat().st_size - 2), Path.unlink])
+def test_damaged_tokens_are_made_again_and_it_is_said_once(config, cache, name, damage):
+    before = prepare(config)
+    tokens = before.train.tolist()
+    (file,) = cache.rglob(name)
+    content = file.read_bytes()
+    damage(file)
+    with pytest.warns(UserWarning, match=r"cached tokens in .* are damaged \(.+\): making them again") as said:
+        again = prepare(config)
+    assert len(said) == 1
+    assert again.train.tolist() == tokens
+    assert file.read_bytes() == content
+    prepare_quietly(config)
+
+
+def test_no_changed_bit_of_the_header_goes_unnoticed(config, cache):
+    prepare(config)
+    (file,) = cache.rglob("header.json")
+    content = file.read_bytes()
+    for position in range(0, len(content), 7):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        with pytest.raises(shards._DamagedError):
+            shards._open(file.parent, shards.open_corpus(config))
+
+
+def test_processes_that_prepare_at_once_all_get_it(config, cache):
+    code = f"""
+from coupledqk.config import DataConfig
+from coupledqk.data import prepare
+print(prepare(DataConfig(corpus={config.corpus!r}, tokenizer="bytes")).train.sum())
+"""
+    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)]
+    sums = {process.communicate()[0] for process in started}
+    assert sums == {f"{prepare_quietly(config).train.sum()}\n".encode()}
+    assert len(list((cache / "tokens").iterdir())) == 1
+
+
+def test_another_process_that_was_first_is_believed(config, monkeypatch):
+    build, calls = shards._build, []
+
+    def late(*args) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            prepare(config)
+        build(*args)
+
+    monkeypatch.setattr(shards, "_build", late)
+    assert len(prepare_quietly(config).train) > 0
+    assert len(calls) == 2
+
+
+def test_a_failure_midway_leaves_no_trace(config, cache, tmp_path):
+    Path(config.corpus).write_text('{"text": "good"}\n' * 30 + '{"text": 1}')
+    with pytest.raises(CoupledQKError, match=r"corpus.jsonl, line 31"):
+        prepare(config)
+    assert list((cache / "tokens").iterdir()) == []
+
+
+def test_progress_counts_the_bytes_of_text(config):
+    reported = []
+    corpus = prepare(config, progress=reported.append)
+    assert reported == sorted(reported)
+    assert reported[-1] == sum(split.bytes for split in corpus.info.splits.values())
+
+
+def test_the_reader_is_never_far_ahead_of_the_writer(monkeypatch):
+    """So memory does not grow with the corpus."""
+    produced, ahead = [0], []
+
+    def stream():
+        for _ in range(100):
+            produced[0] += PIECE
+            yield "train", Piece("x" * PIECE, True)
+
+    monkeypatch.setattr(shards, "open_corpus", lambda config: Corpus("endless", "", "fingerprint", stream))
+    prepare(DataConfig(tokenizer="bytes"), progress=lambda done: ahead.append(produced[0] - done))
+    assert len(ahead) == 100
+    assert max(ahead) <= (2 * len(os.sched_getaffinity(0)) + 1) * PIECE
+
+
+def test_long_documents_get_the_ids_of_the_whole(tmp_path):
+    text = "Some words, 'quoted'  and   spaced.\n\n\tThen more; " * 20_000
+    (tmp_path / "long.md").write_text(text)
+    corpus = prepare(DataConfig(corpus=str(tmp_path / "long.md")))
+    cut = int(len(text) * 0.9)
+    assert corpus.train.tolist() == [*gpt2().encode(text[:cut]), gpt2().end_of_text]
+    assert corpus.valid.tolist() == [*gpt2().encode(text[cut:]), gpt2().end_of_text]
+    assert len(corpus.test) == 0
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+def test_a_fraction_is_the_beginning_of_the_training_split(config, fraction):
+    whole, part = prepare(config), prepare(replace(config, fraction=fraction))
+    assert part.train.tolist() == whole.train[: int(fraction * len(whole.train))].tolist()
+    assert np.array_equal(part.valid, whole.valid)
+    train = part.info.splits["train"]
+    ends = (part.train == 256).sum()
+    assert (train.tokens, train.bytes) == (len(part.train), len(part.train) - ends)
+    assert train.documents - ends in (0, 1)
+    assert part.info.hash == whole.info.hash
+
+
+def test_a_large_vocabulary_takes_wider_integers(config):
+    few = byte_tokenizer()
+    many = Tokenizer("bytes", [*few.tokens[:256], *(str(i).encode() for i in range(70_000))], few.encode_batch)
+    built = Path(config.corpus).parent / "built"
+    shards._build(shards.open_corpus(config), many, "", built, None)
+    tokens = np.fromfile(built / "train.bin", np.uint32)
+    assert tokens.max() == many.end_of_text == 70_256
+    assert many.decode(tokens[:20].tolist()) == TRAIN[0][:19]
+
+
+def test_a_tokenizer_of_another_corpus_can_be_given(config):
+    own = train_bpe("bpe:270", ["entirely different words"] * 9)
+    corpus = prepare(replace(config, tokenizer="bpe:270"), tokenizer=own)
+    assert corpus.tokenizer.tokens == own.tokens
+    assert corpus.train[:30].tolist() == own.encode(TRAIN[0])[:30]
+    assert prepare(replace(config, tokenizer="bpe:270")).tokenizer.tokens != own.tokens
+
+
+def test_ids_outside_the_vocabulary_are_found_when_tokens_are_opened(config, tmp_path):
+    np.array([3, 300], np.uint16).tofile(tmp_path / "tokens")
+    with pytest.raises(CoupledQKError, match="token id 300 is outside the vocabulary: expected 0 to 256"):
+        shards._memory_map(tmp_path / "tokens", byte_tokenizer())
+
+
+@pytest.mark.parametrize("content", ["", "<|endoftext|>\n<|endoftext|>\n"])
+def test_an_empty_corpus_is_refused(tmp_path, content):
+    (tmp_path / "empty.txt").write_text(content)
+    with pytest.raises(CoupledQKError, match=r"empty.txt is empty: expected some text"):
+        prepare(DataConfig(corpus=str(tmp_path / "empty.txt"), tokenizer="bytes"))
+
+
+def test_a_cache_that_cannot_be_written_is_said(config, monkeypatch):
+    monkeypatch.setenv("COUPLEDQK_CACHE", config.corpus)
+    with pytest.raises(
+        CoupledQKError, match=r"cannot write .*: Not a directory; set COUPLEDQK_CACHE to another folder"
+    ):
+        prepare(config)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    assert shards.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("COUPLEDQK_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert shards.cache_folder() == Path("/xdg/coupledqk")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert shards.cache_folder() == Path.home() / ".cache" / "coupledqk"
