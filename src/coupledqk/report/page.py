@@ -1,0 +1,46 @@
+"""From a template to one HTML file that needs nothing else: style and script inside, no request to anywhere."""
+
+import base64
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+from .chart import printable
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **values: Any) -> str:
+    """The page of a template that extends page.html. All values are escaped, unless the template calls them safe."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "plain": plain}
+    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("page.css", "hover.js"))
+    # The page's policy allows this one script and no request, whatever text the page has to show.
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = environment.get_template(template).render(style=style, script=script, script_hash=script_hash, **values)
+    return printable(page)
+
+
+def number(value: float | None, decimals: int = 0) -> str:
+    """A measured value, or a dash where there is none."""
+    if value is None:
+        return "–"
+    return f"{value:,.{decimals}f}" if math.isfinite(value) else "not finite"
+
+
+def plain(value: Any) -> str:
+    """A setting as a configuration file would say it, with long counts grouped."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)

@@ -1,0 +1,181 @@
+"""The page of a few runs: what they reached, how they learned, what they write, and where they differ."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..config import RunConfig, identity
+from ..errors import CoupledQKError
+from ..files import write_atomic
+from ..schema import flat, to_dict
+from .axis import drawable
+from .chart import Point, Series, line_chart
+from .page import render
+from .snapshot import Snapshot
+
+MOST_POINTS = 80
+
+
+class Sample(NamedTuple):
+    """What a run makes of a prompt; `text` is the continuation alone."""
+
+    run: str
+    prompt: str
+    text: str
+
+
+class Comparison(NamedTuple):
+    """Settings that all runs share, and for the others the value of each run."""
+
+    shared: dict[str, Any]
+    different: dict[str, list[Any]]
+
+
+class HeadTable(NamedTuple):
+    """What the heads of a run have learned, a row per layer."""
+
+    caption: str
+    layers: list[list[float]]
+
+    @property
+    def largest(self) -> float:
+        return max(abs(value) for layer in self.layers for value in layer) or 1.0
+
+
+def write_page(
+    runs: Sequence[Path],
+    out: Path,
+    title: str,
+    intro: Sequence[str] = (),
+    samples: Sequence[Sample | tuple[str, str, str]] = (),
+) -> None:
+    """Writes one HTML file about the runs, finished or not, that needs no other file and no network.
+
+    `intro` holds paragraphs of plain text, `samples` what the runs, by any name, made of some prompts.
+    """
+    if not runs:
+        raise CoupledQKError("no runs given: name at least one run folder")
+    snapshots = [Snapshot.read(path) for path in runs]
+    names = _names(snapshots)
+    page = render(
+        "runs.html",
+        title=title,
+        intro=intro,
+        names=names,
+        snapshots=snapshots,
+        definitions=_definitions(names, snapshots),
+        cautions=_cautions(snapshots),
+        charts=_charts(names, snapshots),
+        averaged_over=max(_group_size(len(snapshot.train)) for snapshot in snapshots),
+        samples=_by_prompt(samples),
+        head_tables=_head_tables(names, snapshots),
+        settings=compare([flat(to_dict(snapshot.config)) for snapshot in snapshots]),
+        origin=compare([_origin(snapshot, name) for snapshot, name in zip(snapshots, names, strict=True)]),
+    )
+    write_atomic(out, page)
+
+
+def _names(snapshots: Sequence[Snapshot]) -> list[str]:
+    """The shortest names that tell the runs apart: the variant, else the run's name, else its folder."""
+    variants = [str(snapshot.info["variant"]) for snapshot in snapshots]
+    names = [str(snapshot.info["name"]) for snapshot in snapshots]
+    for choice in (variants, names):
+        if len(set(choice)) == len(choice):
+            return choice
+    return [str(snapshot.path) for snapshot in snapshots]
+
+
+def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot]) -> dict[str, list[str]]:
+    """Each definition of perplexity with the runs that state it, as a run does when it is finished."""
+    definitions: dict[str, list[str]] = {}
+    for name, snapshot in zip(names, snapshots, strict=True):
+        if snapshot.result:
+            definitions.setdefault(snapshot.result["perplexity_definition"], []).append(name)
+    return definitions or {"exp of the mean loss per token over the validation split": list(names)}
+
+
+def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
+    """What a reader must know before comparing the numbers."""
+    cautions = []
+    seeds: dict[str, set[str]] = {}
+    for snapshot in snapshots:
+        without_seed = dataclasses.replace(snapshot.config, seed=0, init_seed=None, data_seed=None)
+        seeds.setdefault(identity(without_seed), set()).add(identity(snapshot.config))
+    if any(len(own) == 1 for own in seeds.values()):
+        cautions.append(
+            "One seed cannot carry a claim: differences of this size may be noise; run several seeds before concluding."
+        )
+    texts = {(corpus.get("hash"), corpus.get("tokenizer")) for corpus in (s.info["corpus"] for s in snapshots)}
+    if len(texts) > 1:
+        cautions.append(
+            "The runs read different corpora or use different tokenizers: their perplexities cannot be compared."
+        )
+    return cautions
+
+
+def _charts(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[str]:
+    train, valid = [], []
+    for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
+        losses = averaged([(r["step"], r["loss"]) for r in snapshot.train])
+        perplexities = [(r["step"], r["perplexity"]) for r in snapshot.valid if drawable(r["perplexity"], log=True)]
+        train += [Series(name, losses, look=look)] if losses else []
+        valid += [Series(name, perplexities, look=look)] if perplexities else []
+    charts = []
+    if train:
+        charts.append(line_chart(train, "step", "loss, nats per token", title="Training loss"))
+    if valid:
+        charts.append(line_chart(valid, "step", "perplexity, log scale", log_y=True, title="Validation perplexity"))
+    return charts
+
+
+def averaged(points: Sequence[Point]) -> list[Point]:
+    """At most MOST_POINTS points, each the mean of a few successive ones; those that cannot be drawn are left out."""
+    size = _group_size(len(points))
+    points = [point for point in points if drawable(point[1], log=False)]
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _group_size(n_points: int) -> int:
+    return max(1, math.ceil(n_points / MOST_POINTS))
+
+
+def _head_tables(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[HeadTable]:
+    tables = []
+    for name, snapshot in zip(names, snapshots, strict=True):
+        latest = snapshot.latest or {}
+        for key, meaning in (("dt", _step_size(snapshot.config)), ("lambda", "weight λ of the second map")):
+            if key in latest:
+                tables.append(HeadTable(f"{name}: {meaning}, after {latest['step']:,} steps", latest[key]))
+    return tables
+
+
+def _step_size(config: RunConfig) -> str:
+    dynamics = config.model.attention.dynamics
+    return "step size dt" if dynamics.gate or config.init_from else f"step size dt, which began at {dynamics.step_size}"
+
+
+def _by_prompt(samples: Sequence[tuple[str, str, str]]) -> dict[str, list[tuple[str, str]]]:
+    prompts: dict[str, list[tuple[str, str]]] = {}
+    for run, prompt, text in samples:
+        prompts.setdefault(prompt, []).append((run, text))
+    return prompts
+
+
+def _origin(snapshot: Snapshot, name: str) -> dict[str, Any]:
+    """Where the numbers come from, without what the page says elsewhere."""
+    said = {"variant", "parameters"} | ({"name"} if snapshot.info["name"] == name else set())
+    return flat({key: value for key, value in snapshot.info.items() if key not in said})
+
+
+def compare(tables: Sequence[Mapping[str, Any]]) -> Comparison:
+    comparison = Comparison({}, {})
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = [table.get(key) for table in tables]
+        if all(value == values[0] for value in values):
+            comparison.shared[key] = values[0]
+        else:
+            comparison.different[key] = values
+    return comparison

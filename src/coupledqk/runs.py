@@ -1,0 +1,163 @@
+"""A run is a folder. Torch-free, so that reports can read runs without it.
+
+config.toml      the complete configuration
+info.json        what else decides or explains the numbers: corpus and its hash, commit, versions, machine
+metrics.jsonl    deterministic values, a line per record ("train" or "valid")
+timing.jsonl     wall-clock values
+result.json      best and final validation, written when the run is finished
+tokenizer.json   what is needed to encode and decode text
+checkpoints/     step-0001000/ ... and best-0001000/
+"""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from .config import RunConfig, identity
+from .errors import CoupledQKError
+from .files import write_atomic
+from .schema import flat, from_toml, leaves, to_dict, to_toml
+from .variants import VARIANTS
+
+
+class Run:
+    """Reads and writes a run folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """An existing run."""
+        run = cls(path)
+        if not run.path.is_dir():
+            raise CoupledQKError(f"{path}: no such run folder; `coupledqk runs` lists the ones below a folder")
+        if not (run.path / "config.toml").is_file():
+            raise CoupledQKError(f"{path} is not a run folder: it has no config.toml")
+        return run
+
+    def create(self, config: RunConfig) -> None:
+        """Makes the folder, or takes it over as it was left, with what `runtime` says now."""
+        self.refuse_other(config)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path / "config.toml", to_toml(config))
+        self.__dict__.pop("config", None)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        try:
+            return from_toml(RunConfig, (self.path / "config.toml").read_text())
+        except CoupledQKError as error:
+            raise CoupledQKError(f"{self.path / 'config.toml'}: {error}") from None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self._json("info.json")
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Empty until the run is finished."""
+        return self._json("result.json")
+
+    def write_json(self, name: Literal["info.json", "result.json"], data: dict[str, Any]) -> None:
+        write_atomic(self.path / name, json.dumps(data, indent=2) + "\n")
+
+    def records(self, kind: Literal["train", "valid"]) -> list[dict[str, Any]]:
+        return [record for record in read_jsonl(self.path / "metrics.jsonl") if record["kind"] == kind]
+
+    def timings(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.path / "timing.jsonl"))
+
+    @property
+    def status(self) -> Literal["finished", "running", "interrupted"]:
+        if self.result:
+            return "finished"
+        if not (self.path / "lock").is_file():
+            return "interrupted"
+        with (self.path / "lock").open() as file:
+            return "interrupted" if _locked(file) else "running"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process at a time writes to a run. The lock goes with the process, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            if not _locked(file):
+                raise CoupledQKError(
+                    f"another process is training into {self.path}: wait for it, or choose another --out"
+                )
+            yield
+
+    def cut_logs(self, step: int) -> None:
+        """Forgets what was logged after `step`: it will be computed again."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            path = self.path / name
+            kept = [record for record in read_jsonl(path) if record["step"] <= step]
+            write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def refuse_other(self, config: RunConfig) -> None:
+        """Raises if the folder holds something else than a run that computes what `config` computes."""
+        if not (self.path / "config.toml").is_file():
+            if self.path.is_dir() and any(child.name != "lock" for child in self.path.iterdir()):
+                raise CoupledQKError(f"{self.path} exists and is not a run folder: choose another --out")
+            return
+        if identity(config) == identity(self.config):
+            return
+        ours, theirs = flat(to_dict(self.config)), flat(to_dict(config))
+        changed = [
+            f"{path} ({ours.get(path)!r} there, {theirs.get(path)!r} now)"
+            for path in leaves(config)
+            if not path.startswith("runtime.") and path != "data.data_dir" and ours.get(path) != theirs.get(path)
+        ]
+        raise CoupledQKError(
+            f"{self.path} holds another run; different are {', '.join(changed)}: choose another --out, or the same settings"
+        )
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            return json.loads(path.read_text()) if path.is_file() else {}
+        except json.JSONDecodeError as error:
+            raise CoupledQKError(
+                f"{path} is damaged ({error}): move it away; resuming the run writes it again"
+            ) from None
+
+
+def _locked(file: IO[str]) -> bool:
+    """Takes the lock until the file is closed, unless another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a log; a last line torn by a killed process is left out."""
+    if not path.is_file():
+        return
+    with path.open() as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
+
+
+def variant_name(config: RunConfig) -> str:
+    """The name of the run's attention variant, or "custom"."""
+    return next((name for name, attention in VARIANTS.items() if attention == config.model.attention), "custom")
+
+
+def default_name(config: RunConfig) -> str:
+    """A readable folder name that no other run has."""
+    corpus = Path(config.data.corpus).name.partition(".")[0] or "corpus"
+    return f"{corpus}-{variant_name(config)}-s{config.seed}-{identity(config)}"
+
+
+def find_runs(folder: Path) -> list[Run]:
+    return [Run(path.parent) for path in sorted(folder.rglob("config.toml"))]
