@@ -8,6 +8,10 @@ class CoupledQKError(ValueError):
     """A mistake in the input, not in the program. The command line prints it as one line and exits with code 2."""
 
 
+class DivergedError(CoupledQKError):
+    """A training run whose loss or gradient has failed."""
+
+
 def unknown(kind: str, given: object, choices: Iterable[str]) -> CoupledQKError:
     """The error for a name that is not one of `choices`, with the nearest one suggested."""
     choices = list(choices)

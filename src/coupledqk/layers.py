@@ -26,6 +26,10 @@ class RMSNorm(nn.RMSNorm):
     def init_weights(self, normal: Normal = global_normal) -> None:
         nn.init.ones_(self.weight)
 
+    def forward(self, x: Tensor) -> Tensor:
+        # under autocast x may be in half precision; the fused kernel asks for one dtype and sums in float32
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
 
 class QKNorm(nn.Module):
     """RMSNorm of every query and every key, with one scale for all heads."""
@@ -90,6 +94,10 @@ class KVCache:
             raise CoupledQKError(
                 f"the cache holds {self.capacity} tokens, but {start} are stored and {k.shape[1]} more were given: make a "
                 "larger one"
+            )
+        if start and k.shape[0] != self.k.shape[0]:
+            raise CoupledQKError(
+                f"the cache holds {self.k.shape[0]} sequences, but {k.shape[0]} were given: make a cache for each batch"
             )
         if start == 0:
             self.k, self.v = (x.new_empty(x.shape[0], self.capacity, *x.shape[2:]) for x in (k, v))

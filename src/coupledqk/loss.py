@@ -1,15 +1,88 @@
-"""The language-modelling loss."""
+"""The language-modelling loss: cross-entropy of the logits x Wᵀ.
 
+`plain_loss` is the definition. `linear_cross_entropy` computes the same without ever holding all logits: a block of rows at
+a time goes from logits to probabilities to both gradients, which wait for the backward pass to scale them. Until then they
+are gradients of the *sum* of losses, so that in fp16 none underflows before the loss scale reaches it.
+"""
+
+from typing import Literal
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
 """Targets with this value do not count."""
 
+BLOCK = 2**25
+"""Logits held at a time."""
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of the logits x Wᵀ, in float32 at least; "mean" is over the targets that count, "sum" over all."""
+
+def plain_loss(x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """In float32 at least; "mean" is over the targets that count, "sum" over the same."""
     logits = F.linear(x, weight).flatten(0, -2)
-    if logits.dtype.itemsize < 4:
-        logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
+) -> Tensor:
+    """As `plain_loss`, in a fraction of the memory. x is (..., d), weight (vocabulary, d), targets (...)."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    needs_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    total, _, _ = _blockwise(x.flatten(0, -2), weight, targets.flatten(), dtype, needs_gradients)
+    return total if reduction == "sum" else total / (targets != IGNORED).sum()
+
+
+@torch.library.custom_op("coupledqk::linear_cross_entropy", mutates_args=())
+def _blockwise(
+    x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, needs_gradients: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed loss and its gradients for x and weight (empty unless asked for); products are taken in `dtype`."""
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    total = x.new_zeros((), dtype=sum_dtype)
+    x_grad = torch.empty_like(x) if needs_gradients else x.new_empty(0)
+    weight_grad = torch.zeros_like(weight) if needs_gradients else weight.new_empty(0)
+    low_weight = weight.to(dtype)
+    n_rows = max(1, BLOCK // weight.shape[0])
+    for start in range(0, x.shape[0], n_rows):
+        rows = x[start : start + n_rows].to(dtype)
+        target = targets[start : start + n_rows, None]
+        counts = target != IGNORED
+        logits = F.linear(rows, low_weight).to(sum_dtype)
+        wanted = logits.gather(1, target.clamp(min=0))
+        top, where = logits.max(1, keepdim=True)
+        probabilities = torch.softmax(logits, 1, out=logits)
+        log_sum = top - probabilities.gather(1, where).log()
+        total += (log_sum - wanted).masked_fill(~counts, 0).sum()
+        if needs_gradients:
+            # d loss / d logits = probabilities − one-hot target; rows that do not count are struck out of the narrow factors
+            probabilities.scatter_add_(1, target.clamp(min=0), torch.full_like(wanted, -1))
+            logits_grad, counted = probabilities.to(dtype), counts.to(dtype)
+            x_grad[start : start + n_rows] = (logits_grad @ low_weight) * counted
+            weight_grad += logits_grad.T @ (rows * counted)
+    return total, x_grad, weight_grad
+
+
+@_blockwise.register_fake
+def _(x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, needs_gradients: bool):
+    total = x.new_empty((), dtype=torch.promote_types(dtype, torch.float32))
+    if not needs_gradients:
+        return total, x.new_empty(0), weight.new_empty(0)
+    return total, torch.empty_like(x), torch.empty_like(weight)
+
+
+def _save(ctx, inputs, output) -> None:
+    _, x_grad, weight_grad = output
+    ctx.save_for_backward(x_grad, weight_grad)
+    ctx.mark_non_differentiable(x_grad, weight_grad)
+
+
+def _backward(ctx, total_grad: Tensor, *_: Tensor):
+    x_grad, weight_grad = ctx.saved_tensors
+    return x_grad * total_grad.to(x_grad.dtype), weight_grad * total_grad.to(weight_grad.dtype), None, None, None
+
+
+_blockwise.register_autograd(_backward, setup_context=_save)

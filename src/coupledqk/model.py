@@ -6,7 +6,7 @@ between documents. All matrices start as N(0, 0.02²), those that write to the r
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -76,10 +76,11 @@ class TransformerLM(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         *,
+        reduction: Literal["mean", "sum"] = "mean",
         padding: Tensor | None = None,
         cache: list[KVCache] | None = None,
     ) -> Tensor:
-        """Logits (B, T, vocabulary), or with `targets` (B, T) the mean loss; targets of −100 do not count.
+        """Logits (B, T, vocabulary), or with `targets` (B, T) the loss, their mean or sum; targets of −100 do not count.
 
         `padding` is boolean, (B, S), True for real tokens; positions count from each row's first real one. With a
         `cache` (see `new_cache`) the tokens continue those that it holds, and S counts both.
@@ -91,7 +92,7 @@ class TransformerLM(nn.Module):
             raise CoupledQKError(
                 f"targets of shape {tuple(targets.shape)}: expected that of the tokens, {tuple(tokens.shape)}"
             )
-        return linear_cross_entropy(x, self.embed.weight, targets)
+        return linear_cross_entropy(x, self.embed.weight, targets, reduction)
 
     def hidden(self, tokens: Tensor, padding: Tensor | None = None, cache: list[KVCache] | None = None) -> Tensor:
         """The final normalised states, (B, T, d_model)."""
@@ -121,12 +122,15 @@ class TransformerLM(nn.Module):
         self._check_length(past + T)
         if padding is None:
             return torch.arange(past, past + T, device=tokens.device)
-        if padding.shape != (B, past + T) or padding.dtype != torch.bool:
+        self._check_padding(padding, B, past + T)
+        return (padding.cumsum(-1) - 1).clamp(min=0)[:, past:]
+
+    def _check_padding(self, padding: Tensor, B: int, S: int) -> None:
+        if padding.shape != (B, S) or padding.dtype != torch.bool:
             raise CoupledQKError(
                 f"padding of shape {tuple(padding.shape)} and dtype {padding.dtype}: expected booleans of shape "
-                f"{(B, past + T)}, True for real tokens, the cached ones included"
+                f"{(B, S)}, True for real tokens, the cached ones included"
             )
-        return (padding.cumsum(-1) - 1).clamp(min=0)[:, past:]
 
     def _check_length(self, length: int) -> None:
         if self.positions is not None and length > self.config.n_positions:
@@ -194,6 +198,8 @@ class TransformerLM(nn.Module):
                 f"token ids from {low} to {high} in the prompt: the vocabulary has 0 to {self.config.vocab_size - 1}; was the "
                 "text encoded with the model's own tokenizer?"
             )
+        if padding is not None:
+            self._check_padding(padding, prompt.shape[0], prompt.shape[1])
         if padding is not None and not bool(padding[:, -1].all()):
             raise CoupledQKError("padding marks the last token of a row as unreal: pad prompts on the left")
         # the last new token is not fed back
