@@ -1,0 +1,43 @@
+"""Where a number comes from: commit, versions, machine. Torch-free."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from . import __version__
+
+
+def commit() -> str | None:
+    """The commit of the source tree, with "+changes" if files differ from it; None for an installed package."""
+    here = Path(__file__).parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        return head + ("+changes" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    return {"coupledqk": __version__, "torch": importlib.metadata.version("torch"), "python": platform.python_version()}
+
+
+def machine() -> str:
+    """One line: processor, cores, memory, system."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

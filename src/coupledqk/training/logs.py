@@ -1,0 +1,124 @@
+"""Consumers of events that keep them: the run folder's logs, TensorBoard, Weights & Biases."""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CoupledQKError
+from ..runs import Run
+from .events import Evaluation, Event, Saving, Started, Step
+
+Consumer = Callable[[Event], None]
+
+
+class RunLog:
+    """Writes metrics.jsonl (values that a repeated run reproduces) and timing.jsonl (those that it does not)."""
+
+    def __init__(self, run: Run, log_every: int) -> None:
+        self.run, self.log_every = run, log_every
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started(step):
+                self.run.cut_logs(step)
+                self.metrics, self.timing = (
+                    (self.run.path / f"{name}.jsonl").open("a") for name in ("metrics", "timing")
+                )
+                self.clock = Clock(self.run.timings())
+            case Step(step) if step % self.log_every == 0:
+                self._write(self.metrics, {"kind": "train", **train_record(event)})
+                self._write(self.timing, {"step": step, **self.clock.read(event.tokens)})
+            case Evaluation(step, tokens, metrics):
+                self._write(self.metrics, {"kind": "valid", "step": step, "tokens": tokens, **metrics})
+                self.clock.pause(tokens)
+            case Saving():
+                os.fsync(self.metrics.fileno())
+                os.fsync(self.timing.fileno())
+
+    def _write(self, file: Any, record: dict[str, Any]) -> None:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+
+
+def train_record(event: Step) -> dict[str, Any]:
+    record = {"step": event.step, "tokens": event.tokens, "loss": event.loss, "lr": event.lr}
+    # an overflowed norm has no JSON number
+    return {**record, "skipped": True} if event.skipped else {**record, "grad_norm": event.grad_norm}
+
+
+class Clock:
+    """Seconds since the start of a run, summed over resumes, and tokens per second of training without evaluation."""
+
+    def __init__(self, earlier: list[dict[str, Any]]) -> None:
+        self.origin = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0.0)
+        self.mark: tuple[float, int] | None = None
+
+    def read(self, tokens: int) -> dict[str, Any]:
+        now = time.perf_counter()
+        speed = None
+        if self.mark is not None and now > self.mark[0]:
+            speed = round((tokens - self.mark[1]) / (now - self.mark[0]), 1)
+        self.mark = (now, tokens)
+        return {"seconds": round(now - self.origin, 3), "tokens_per_second": speed, "peak_memory_mb": peak_memory_mb()}
+
+    def pause(self, tokens: int) -> None:
+        """What has just been measured is not training."""
+        self.mark = (time.perf_counter(), tokens)
+
+
+def peak_memory_mb() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() // 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def tensorboard(folder: Path) -> Consumer:
+    """Scalars for TensorBoard."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise CoupledQKError("TensorBoard is not installed: pip install 'coupledqk[tensorboard]'") from None
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def consume(event: Event) -> None:
+        for name, value in scalars(event).items():
+            writer.add_scalar(name, value, event.step)
+        if isinstance(event, Saving):
+            writer.flush()
+
+    return consume
+
+
+def wandb(run: Run) -> Consumer:
+    """Scalars for Weights & Biases; WANDB_MODE=offline needs no account."""
+    try:
+        import wandb as library  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise CoupledQKError("Weights & Biases is not installed: pip install 'coupledqk[wandb]'") from None
+    from ..schema import to_dict
+
+    session = library.init(project="coupledqk", name=run.path.name, dir=str(run.path), config=to_dict(run.config))
+
+    def consume(event: Event) -> None:
+        values = scalars(event)
+        if values:
+            session.log(values, step=event.step)
+
+    return consume
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """What of an event can be drawn as a curve."""
+    if isinstance(event, Step):
+        return {f"train/{k}": v for k, v in train_record(event).items() if k in ("loss", "lr", "grad_norm")}
+    if isinstance(event, Evaluation):
+        return {f"valid/{k}": v for k, v in event.metrics.items() if isinstance(v, float)}
+    return {}

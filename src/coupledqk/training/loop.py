@@ -1,0 +1,164 @@
+"""The one training loop. It knows no model and no data: a Task gives both, events tell what happens.
+
+It can be killed at any instant and resumed to the same bits (with the same threads, torch and device kind): the batch is a
+function of (seed, step), so that weights, optimiser, loss scaler and two counters are the whole state.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..config import RunConfig
+from ..errors import DivergedError
+from .checkpoints import Checkpoints
+from .events import Evaluation, Event, Finished, Saving, Started, Step, Stopped
+from .optimizer import build_optimizer, lr_at
+
+IGNORED_TARGET = -100
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Batch = tuple[Tensor, ...]
+"""Tensors with one row per sequence; the last holds the targets, of which those equal to −100 do not count."""
+
+
+class Task(Protocol):
+    """What is trained."""
+
+    chance_loss: float
+    """The loss of knowing nothing; one that stays above it has diverged."""
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a step: a pure function, so there is no loader state to save."""
+        ...
+
+    def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
+        """The loss summed over targets; the loop divides by their number in the global batch."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        """Measures on held-out data, "loss" among them: the smaller, the better."""
+        ...
+
+
+def train(
+    model: nn.Module, task: Task, config: RunConfig, checkpoints: Checkpoints, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Event]:
+    """Trains from the newest checkpoint, or from the model as it is, to the last step or until `stop()`."""
+    device = next(model.parameters()).device
+    optimizer = build_optimizer(model, config.train)
+    scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
+    start, state, notes = checkpoints.load_newest(model)
+    best = math.inf
+    if state:
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+        best = state["best"]
+    yield Started(start, tuple(notes))
+
+    fast_model = cast(nn.Module, torch.compile(model)) if config.runtime.compile else model
+    watch = DivergenceWatch(task.chance_loss, checkpoints)
+    for step in range(start, config.train.steps):
+        update = take_step(fast_model, task, optimizer, scaler, config, step, watch)
+        yield update
+        done, last = step + 1, step + 1 == config.train.steps
+        if last or done % config.train.eval_every == 0:
+            metrics = evaluate(fast_model, task, config, device)
+            watch.validation(done, metrics["loss"])
+            if metrics["loss"] < best:
+                best = metrics["loss"]
+                checkpoints.save_best(done, model, metrics)
+            yield Evaluation(done, update.tokens, metrics)
+        stopping = not last and stop()
+        if last or stopping or done % config.runtime.save_every == 0:
+            yield Saving(done)
+            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "best": best}
+            checkpoints.save(done, model, state)
+        if stopping:
+            yield Stopped(done)
+            return
+    yield Finished(config.train.steps)
+
+
+def take_step(
+    model: nn.Module,
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: RunConfig,
+    step: int,
+    watch: "DivergenceWatch",
+) -> Step:
+    """One update from the global batch, micro-batch by micro-batch."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    device = parameters[0].device
+    lr = lr_at(step, config.train)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+    batch = tuple(rows.to(device, non_blocking=True) for rows in task.batch(step))
+    n_targets = (batch[-1] != IGNORED_TARGET).sum()
+    loss = torch.zeros((), device=device)
+    for micro in zip(*(rows.split(config.runtime.micro_batch or len(rows)) for rows in batch), strict=True):
+        with autocast(device, config):
+            micro_loss = task.loss_sum(model, micro) / n_targets
+        scaler.scale(micro_loss).backward()
+        loss += micro_loss.detach()
+    watch.loss(step + 1, float(loss))
+
+    scaler.unscale_(optimizer)
+    grad_norm = float(nn.utils.clip_grad_norm_(parameters, config.train.clip))
+    watch.gradient(step + 1, grad_norm, may_overflow=scaler.is_enabled())
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    tokens = (step + 1) * batch[0].numel()
+    return Step(step + 1, tokens, float(loss), lr, grad_norm, skipped=not math.isfinite(grad_norm))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, config: RunConfig, device: torch.device) -> dict[str, Any]:
+    with autocast(device, config):
+        return task.evaluate(model)
+
+
+def autocast(device: torch.device, config: RunConfig) -> torch.autocast:
+    precision = config.train.precision
+    return torch.autocast(device.type, AUTOCAST[precision], enabled=precision != "fp32")
+
+
+class DivergenceWatch:
+    """Stops a run that has failed, before its weights or checkpoints are harmed."""
+
+    PATIENCE = 20
+
+    def __init__(self, chance_loss: float, checkpoints: Checkpoints) -> None:
+        self.limit, self.checkpoints = chance_loss + 1, checkpoints
+        self.bad_losses = self.overflows = 0
+
+    def validation(self, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            self._fail(step, f"the validation loss became {loss}")
+
+    def loss(self, step: int, value: float) -> None:
+        if not math.isfinite(value):
+            self._fail(step, f"the loss became {value}")
+        self.bad_losses = self.bad_losses + 1 if value > self.limit else 0
+        if self.bad_losses == self.PATIENCE:
+            self._fail(step, f"the loss stayed above {self.limit:.2f}, worse than guessing, for {self.PATIENCE} steps")
+
+    def gradient(self, step: int, norm: float, may_overflow: bool) -> None:
+        """Scaled fp16 gradients overflow now and then: that update is skipped and the scale lowered."""
+        self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
+        if self.overflows and (not may_overflow or self.overflows == self.PATIENCE):
+            self._fail(step, f"the gradient became {norm}")
+
+    def _fail(self, step: int, what: str) -> None:
+        # a bad loss at step s is that of the weights after s - 1 updates
+        good = self.checkpoints.newest(before=step - max(1, self.bad_losses))
+        kept = f"the last good checkpoint is {good}" if good else "no good checkpoint is left"
+        raise DivergedError(
+            f"{what} at step {step}; {kept}. Try a lower lr, a longer warmup, or precision=bf16 or fp32, in another --out"
+        )
