@@ -1,0 +1,36 @@
+"""What the README shows works."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coupledqk.cli import COMMANDS
+from coupledqk.variants import VARIANTS
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text()
+
+
+def test_its_python_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    assert blocks
+    for block in blocks:
+        exec(block, {})
+
+
+def test_its_commands_exist_and_all_are_shown() -> None:
+    assert set(re.findall(r"^    coupledqk (\w+)", TEXT, re.M)) | {"demo"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_its_table_names_every_variant(name: str) -> None:
+    assert f"`{name}`" in TEXT
+
+
+def test_its_tree_names_every_module_and_nothing_else() -> None:
+    package = README.parent / "src" / "coupledqk"
+    there = {path.name for path in package.iterdir() if not path.name.startswith(("_", "py."))}
+    tree = TEXT.partition("src/coupledqk/\n")[2].partition("\n    tests/")[0]
+    named = set(re.findall(r"(?<!\S)(\w+)(?:\.py|/)(?=[\s,])", tree))
+    assert named == {name.removesuffix(".py") for name in there}
