@@ -3,11 +3,48 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from coupledqk.cli import main
+from coupledqk.cli import COMMANDS, main
+from coupledqk.cli.settings import parse_settings
+from coupledqk.runs import Run
+from coupledqk.schema import to_toml
 from coupledqk.variants import VARIANTS
+
+SHAPE = [
+    "--tokenizer=bytes", "--d-model=16", "--n-heads=2", "--n-layers=1", "--d-ff=32", "--seq-len=16", "--batch-size=4",
+    "--steps=12", "--warmup=2", "--eval-every=6", "--save-every=6", "--device=cpu", "--lr=1e-2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text and a run trained on it by the command line."""
+    folder = tmp_path_factory.mktemp("shelf")
+    (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(60)))
+    (folder / "other.txt").write_text("".join(f"{n} plus {n} is {2 * n}.\n" for n in range(60)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COUPLEDQK_CACHE", str(folder / "cache"))
+        main(
+            [
+                "train",
+                "--variant",
+                "euler",
+                "--corpus",
+                str(folder / "text.txt"),
+                "--out",
+                str(folder / "runs/one"),
+                *SHAPE,
+            ]
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _cache(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(shelf / "cache"))
 
 
 def test_params_agrees_with_the_paper_in_every_row_at_60m(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,23 +74,148 @@ def test_tiny_is_about_six_million_at_the_papers_mqar_vocabulary(capsys: pytest.
     assert rows["hamiltonian"]["agrees"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["params", "--preset", "smal"], "did you mean 'small'"),
-        (["parms"], "did you mean 'params'"),
-        (["params", "--vocab", "0"], "vocab_size=0: expected at least 1"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_train_prints_the_result_with_the_definition_of_perplexity(
+    shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run = ["train", "--corpus", str(shelf / "text.txt"), "--out", str(shelf / "runs/two"), *SHAPE]
+    main(run)
+    printed = capsys.readouterr()
+    perplexity = Run(shelf / "runs/two").result["best"]["perplexity"]
+    assert f"{perplexity:.2f}" in printed.out
+    assert "each target once" in printed.out
+    assert "step 12/12" in printed.err  # plain lines where there is no terminal
+    main(run)
+    assert f"{perplexity:.2f}" in capsys.readouterr().out  # a finished run is not trained again
+
+
+def test_eval_repeats_the_trainings_own_number(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["eval", str(shelf / "runs/one"), "--json"])
+    measured = json.loads(capsys.readouterr().out)
+    best = Run(shelf / "runs/one").result["best"]
+    assert measured["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
+    assert measured["bits_per_byte"] == pytest.approx(best["bits_per_byte"], rel=1e-6)
+    assert "non-overlapping windows of 16 tokens" in measured["perplexity_definition"]
+    main(["eval", str(shelf / "runs/one"), "--corpus", str(shelf / "other.txt"), "--json"])
+    elsewhere = json.loads(capsys.readouterr().out)
+    assert elsewhere["hash"] != measured["hash"]
+    assert elsewhere["perplexity"] > measured["perplexity"]
+
+
+def test_generate_streams_and_repeats_with_a_seed(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def sample(*options: str) -> str:
+        main(["generate", str(shelf / "runs/one"), "--prompt", "7 sq", "--tokens", "12", *options])
+        return capsys.readouterr().out
+
+    assert sample("--seed", "1") == sample("--seed", "1")
+    assert sample("--seed", "1") != sample("--seed", "2")
+    assert sample("--temperature", "0").startswith("7 sq")
+
+
+def test_runs_lists_what_there_is(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["runs", "--folder", str(shelf / "runs"), "--json"])
+    rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["one"]["attention"], rows["one"]["status"], rows["one"]["step"]) == ("euler", "finished", "12/12")
+    main(["runs", "--folder", str(shelf / "runs")])
+    assert "euler" in capsys.readouterr().out
+
+
+def test_sweep_names_the_best_rate_and_draws_it(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(shelf / "sweep"), "--json"]
+    main(["sweep", "--corpus", str(shelf / "text.txt"), *SHAPE[:-1], "--lrs", "1e-4", "1e-2", "1e30", *out])
+    found = json.loads(capsys.readouterr().out)
+    assert found["best_lr"] == 1e-2
+    assert found["runs"][2]["text"] == "diverged"
+    assert "<svg" in Path(found["plot"]).read_text()
+
+
+def test_data_info_counts_bytes_documents_and_tokens(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "info", "--corpus", str(shelf / "text.txt"), "--tokenizer", "bytes", "--json"])
+    info = json.loads(capsys.readouterr().out)
+    size = (shelf / "text.txt").stat().st_size
+    assert sum(split["bytes"] for split in info["splits"].values()) == size
+    assert all(split["tokens"] == split["bytes"] + split["documents"] for split in info["splits"].values())
+    assert len(info["hash"]) == 64
+    assert Run(shelf / "runs/one").info["corpus"]["hash"] == info["hash"]
+
+
+def test_a_configuration_file_stands_in_for_recipe_and_variant(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = shelf / "mine.toml"
+    file.write_text(to_toml(Run(shelf / "runs/one").config))
+    main(["train", "--config", str(file), "--seed", "3", "--dry-run"])
+    printed = capsys.readouterr().out
+    assert "seed = 3" in printed
+    assert 'method = "euler"' in printed
+
+
+def test_flags_become_settings() -> None:
+    flags = [
+        "--lr",
+        "3e-4",
+        "--compile",
+        "--data-dir=/a/b",
+        "--n_steps",
+        "1",
+        "--tokenizer",
+        "bpe:512",
+        "--gate",
+        "false",
+    ]
+    assert parse_settings(flags) == {
+        "lr": 3e-4, "compile": True, "data_dir": "/a/b", "n_steps": 1, "tokenizer": "bpe:512", "gate": False
+    }  # fmt: skip
+
+
+MISTAKES = [
+    (["params", "--preset", "smal"], "did you mean 'small'"),
+    (["parms"], "did you mean 'params'"),
+    (["params", "--vocab", "0"], "vocab_size=0: expected at least 1"),
+    (["train", "--variant", "eulr"], "did you mean 'euler'"),
+    (["train", "--recipe", "nanno"], "did you mean 'nano'"),
+    (["train", "--lrr", "1"], "unknown setting 'lrr': did you mean 'lr'"),
+    (["train", "--lr", "fast"], "lr='fast': expected float"),
+    (["train", "--steps", "5", "--warmup", "9"], "warmup=9: expected 0 to the number of steps, 5"),
+    (["train", "--seq-len", "999"], "longer than the model's 256 learned positions"),
+    (["train", "--tokenizer", "wordpiece"], "unknown tokenizer 'wordpiece'"),
+    (["train", "--corpus", "wikitext-3"], "did you mean 'wikitext-"),
+    (["train", "--device", "tpu-9"], "device 'tpu-9' cannot be used here"),
+    (["train", "--config", "nowhere.toml"], "nowhere.toml: no such file"),
+    (["train", "--resume", "nowhere"], "nowhere: no such run folder"),
+    (["train", "stray"], "unexpected 'stray'"),
+    (["eval", "nowhere"], "nowhere: no such run folder"),
+    (["generate", "SHELF"], "is not a run folder"),
+    (["generate", "SHELF/runs/one", "--prompt", ""], "the prompt is empty"),
+    (["generate", "SHELF/runs/one", "--temperature", "-1"], "temperature=-1.0"),
+    (["generate", "SHELF/runs/one", "--tokens", "999"], "longer than the model's 256 learned positions"),
+    (["runs", "--folder", "nowhere"], "nowhere: no such folder"),
+    (["sweep", "--lrs", "1e-3"], "at least two learning rates"),
+    (["data", "info", "--corpus", "nowhere.txt"], "nowhere.txt"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: value if isinstance(value, str) else None)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    says: str,
+    shelf: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
+        main([argument.replace("SHELF", str(shelf)) for argument in arguments])
     assert stop.value.code == 2
     message = capsys.readouterr().err
     assert says in message
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"coupledqk {name}" in capsys.readouterr().out
 
 
 def test_help_loads_no_torch() -> None:

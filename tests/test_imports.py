@@ -6,21 +6,17 @@ import sys
 
 import coupledqk
 
-MODULES = [
-    module.name
-    for module in pkgutil.walk_packages(coupledqk.__path__, "coupledqk.")
-    if not module.name.rsplit(".")[-1].startswith("_")
-]
+MODULES = [module.name for module in pkgutil.walk_packages(coupledqk.__path__, "coupledqk.") if "._" not in module.name]
 
-ONLY_TORCH = """
+FENCE = """
 import importlib.metadata, re, sys
 
 def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 installed = {normal(d.metadata["Name"]): d.requires or [] for d in importlib.metadata.distributions()}
-allowed, queue = {"coupledqk"}, ["torch"]
-while queue:                                   # torch and what it depends on
+allowed, queue = {"coupledqk"}, sys.argv[1:]
+while queue:                                   # these packages and what they depend on
     name = queue.pop()
     if name not in allowed:
         allowed.add(name)
@@ -37,17 +33,23 @@ sys.meta_path.insert(0, Fence())
 """
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def run(code: str, *packages: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *packages], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_every_module_imports_with_torch_alone() -> None:
-    assert "coupledqk.attention" in MODULES
-    run(ONLY_TORCH + "\n".join(f"import {name}" for name in MODULES))
-    # and the fence holds
-    assert "not installed" in run(ONLY_TORCH + "try:\n    import tyro\nexcept ImportError as e:\n    print(e)")
+def test_every_module_imports_with_torch_alone_and_numpy_where_there_is_data() -> None:
+    with_data = [name for name in MODULES if name.startswith(("coupledqk.data", "coupledqk.tasks"))]
+    others = [name for name in MODULES if name not in with_data]
+    assert "coupledqk.attention" in others
+    run(FENCE + "\n".join(f"import {name}" for name in others), "torch")
+    run(FENCE + "\n".join(f"import {name}" for name in with_data), "torch", "numpy")
+
+
+def test_the_fence_of_these_tests_holds() -> None:
+    said = run(FENCE + "try:\n    import tyro\nexcept ImportError as error:\n    print(error)", "torch")
+    assert "tyro is not installed" in said
 
 
 def test_importing_the_package_loads_no_torch() -> None:

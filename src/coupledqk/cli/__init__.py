@@ -1,0 +1,96 @@
+"""The command line: parses, calls, prints. Torch is loaded by the command that needs it.
+
+A command is a frozen dataclass whose fields are its flags and whose docstring is its help, with `run()`.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .. import __version__
+from ..errors import CoupledQKError, unknown
+from .data import Data
+from .demo import Demo
+from .evaluate import Eval
+from .generate import Generate
+from .params import Params
+from .runs import Runs
+from .settings import WithSettings
+from .sweep import Sweep
+from .train import Train
+
+COMMANDS = {
+    "demo": Demo,
+    "train": Train,
+    "eval": Eval,
+    "generate": Generate,
+    "runs": Runs,
+    "sweep": Sweep,
+    "data": Data,
+    "params": Params,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        run(list(arguments))
+    except CoupledQKError as error:
+        fail(str(error))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            fail(f"the disk is full ({error.filename or 'while writing'}): free some space; what was saved is unharmed")
+        if isinstance(error, BrokenPipeError):
+            # the reader has gone (`coupledqk runs | head`); nothing is left to say, not even at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        raise
+
+
+def run(arguments: list[str]) -> None:
+    import tyro
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if arguments[0] == "--version":
+        print(__version__)
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    command_type = COMMANDS[name]
+    takes_settings = issubclass(command_type, WithSettings)
+    parsed: Any = tyro.cli(
+        command_type,
+        prog=f"coupledqk {name}",
+        args=rest,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
+        return_unknown_args=takes_settings,
+    )
+    if takes_settings:
+        command, others = parsed
+        command.run(others)
+    else:
+        parsed.run()
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Coupled query-key dynamics for attention: the layer, the models and the laboratory.",
+            "",
+            "usage: coupledqk COMMAND ...        coupledqk COMMAND --help tells more",
+            "",
+            *lines,
+        ]
+    )
+
+
+def fail(message: str) -> None:
+    print(f"coupledqk: {message}", file=sys.stderr)
+    sys.exit(2)

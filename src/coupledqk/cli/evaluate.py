@@ -1,0 +1,60 @@
+"""coupledqk eval"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..runs import Run
+from .output import table
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Evaluate a trained run: perplexity, with its definition, and bits per byte, on its own corpus or another.
+
+    Try it:
+
+        coupledqk eval runs/NAME
+        coupledqk eval runs/NAME --split test
+        coupledqk eval runs/NAME --corpus other-texts/ --json
+    """
+
+    run_folder: Path
+    """The run."""
+    corpus: str | None = None
+    """Another corpus: a name, a file or a folder. It is read with the run's own tokenizer."""
+    data_dir: Path | None = None
+    """Where a local copy of a named corpus lies."""
+    split: Literal["valid", "test", "train"] = "valid"
+    checkpoint: Literal["best", "final"] = "best"
+    device: str = "auto"
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        from ..data.batches import valid_batches
+        from ..data.shards import prepare
+        from ..tasks.lm import load_model, measure, perplexity_definition, run_tokenizer
+        from ..training.progress import tokenizing
+
+        run = Run.open(self.run_folder)
+        model = load_model(run, self.checkpoint, self.device)
+        data = run.config.data
+        if self.corpus is not None:
+            data = replace(data, corpus=self.corpus, fraction=1.0)
+        if self.data_dir is not None:
+            data = replace(data, data_dir=str(self.data_dir))
+        with tokenizing() as on_bytes:
+            corpus = prepare(data, on_bytes, tokenizer=run_tokenizer(run))
+        seq_len = run.config.train.seq_len
+        batches = valid_batches(getattr(corpus, self.split), seq_len, batch_size=8)
+        measures = measure(model, batches, corpus.info.splits[self.split].bytes)
+        definition = perplexity_definition(self.split, seq_len, data.tokenizer)
+        if self.json:
+            about = {"run": str(run.path), "corpus": data.corpus, "split": self.split, "hash": corpus.info.hash}
+            print(json.dumps({**about, **measures, "perplexity_definition": definition}, indent=2))
+            return
+        row = [data.corpus, self.split, f"{measures['perplexity']:.3f}", f"{measures['bits_per_byte']:.4f}"]
+        print(table(["corpus", "split", "perplexity", "bits per byte"], [row]))
+        print(f"\nPerplexity: {definition}.\nCorpus hash: {corpus.info.hash}")

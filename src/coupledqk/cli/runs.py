@@ -1,0 +1,66 @@
+"""coupledqk runs"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import identity
+from ..errors import CoupledQKError
+from ..runs import Run, find_runs, variant_name
+from .output import table
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the runs below a folder: what each trains, how far it is, and how good.
+
+    Try it:
+
+        coupledqk runs
+        coupledqk runs --folder demo --json
+    """
+
+    folder: Path = Path("runs")
+    """Where to look."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        if not self.folder.is_dir():
+            raise CoupledQKError(
+                f"{self.folder}: no such folder; `coupledqk train` makes runs, --folder says where to look"
+            )
+        rows = [describe(run) for run in find_runs(self.folder)]
+        if self.json:
+            print(json.dumps(rows, indent=2))
+            return
+        if not rows:
+            print(f"no runs below {self.folder}; `coupledqk train` makes one")
+            return
+        head = ["run", "attention", "seed", "status", "step", "best perplexity", "bits per byte"]
+        print(table(head, [[cell(row[key]) for key in KEYS] for row in rows]))
+
+
+KEYS = ("run", "attention", "seed", "status", "step", "perplexity", "bits_per_byte")
+
+
+def describe(run: Run) -> dict[str, Any]:
+    config, valid, train = run.config, run.records("valid"), run.records("train")
+    best = min(valid, key=lambda record: record["loss"], default={})
+    step = max((record["step"] for record in (*valid[-1:], *train[-1:])), default=0)
+    return {
+        "run": str(run.path),
+        "attention": variant_name(config),
+        "seed": config.seed,
+        "corpus": config.data.corpus,
+        "status": run.status,
+        "step": f"{step}/{config.train.steps}",
+        "perplexity": best.get("perplexity"),
+        "bits_per_byte": best.get("bits_per_byte"),
+        "identity": identity(config),
+    }
+
+
+def cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,73 @@
+"""Every setting of a run as a flag: `--lr 3e-4`, `--n_steps 1`, `--train.precision bf16`, `--compile`."""
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig, tokenizer_size
+from ..errors import CoupledQKError
+from ..recipes import RECIPES, recipe
+from ..schema import change, from_toml, leaves
+
+
+@dataclass(frozen=True)
+class WithSettings:
+    """A command that makes run configurations. Flags it does not know are settings."""
+
+    recipe: str = "nano"
+    """Where the settings start from: nano (a laptop, minutes), wikitext-103, wikitext-103-medium, wikitext-103-large,
+    openwebtext or pubmed (the paper's, for GPUs)."""
+    variant: str = "standard"
+    """The attention: standard, gqa, diff, mlp_only, euler, hamiltonian, ... (`coupledqk params` lists all)."""
+    config: Path | None = None
+    """A TOML file with settings; it stands in for recipe and variant."""
+
+    def run_config(self, flags: list[str]) -> RunConfig:
+        settings = parse_settings(flags)
+        if "corpus" in settings and Path(settings["corpus"]).exists():
+            settings["corpus"] = str(Path(settings["corpus"]).resolve())
+        if self.config is None:
+            return recipe(self.recipe, self.variant, **settings)
+        if self.variant != "standard" or self.recipe != "nano":
+            raise CoupledQKError("--config stands in for --recipe and --variant: give one or the other")
+        if not self.config.is_file():
+            raise CoupledQKError(
+                f"{self.config}: no such file; --config takes a TOML file, such as a run's config.toml"
+            )
+        if "tokenizer" in settings:
+            settings = {"vocab_size": tokenizer_size(settings["tokenizer"]), **settings}
+        return change(from_toml(RunConfig, self.config.read_text()), settings)
+
+
+def parse_settings(flags: list[str]) -> dict[str, Any]:
+    """["--lr", "3e-4", "--compile"] to {"lr": 0.0003, "compile": True}; `--lr=3e-4` does as well."""
+    settings: dict[str, Any] = {}
+    flags = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+    while flags:
+        flag = flags.pop(0)
+        if not flag.startswith("--"):
+            raise CoupledQKError(f"unexpected {flag!r}: settings are given as --name value, such as --lr 3e-4")
+        name = flag.removeprefix("--").replace("-", "_")
+        settings[name] = parse_value(flags.pop(0)) if flags and not flags[0].startswith("--") else True
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    """As in TOML; what is not TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def settings_help() -> str:
+    """Every setting with its value in the nano recipe, a paragraph per part of the configuration."""
+    config = RECIPES["nano"]
+    parts: dict[str, list[str]] = {}
+    for path in leaves(config):
+        part, _, name = path.rpartition(".")
+        value = functools.reduce(getattr, path.split("."), config)
+        parts.setdefault(part, []).append(f"--{name.replace('_', '-')} {'' if value is None else value}".strip())
+    return "\n\n".join(f"    {part or 'run'}:  {'  '.join(flags)}" for part, flags in parts.items())

@@ -1,0 +1,79 @@
+"""coupledqk train"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import RunConfig
+from ..errors import CoupledQKError
+from ..runs import Run, default_name
+from ..schema import change, to_toml
+from .output import results_table
+from .settings import WithSettings, parse_settings, settings_help
+
+
+@dataclass(frozen=True)
+class Train(WithSettings):
+    """Train a model: text in, a run folder out. It can be stopped at any moment and resumed to the same bits.
+
+    Try it:
+
+        coupledqk train --variant euler
+        coupledqk train --variant hamiltonian --corpus my-texts/ --steps 2000 --seed 1
+        coupledqk train --recipe wikitext-103 --variant hamiltonian --device cuda
+        coupledqk train --resume runs/NAME
+        coupledqk train --variant euler --gate --init-from runs/NAME
+
+    Every setting is a flag by its name (here with nano's values):
+
+    """
+
+    out: Path | None = None
+    """The run folder; runs/NAME unless given."""
+    resume: Path | None = None
+    """Go on with this run; only runtime settings may be given besides."""
+    tensorboard: bool = False
+    """Log to RUN/tensorboard too."""
+    wandb: bool = False
+    """Log to Weights & Biases too."""
+    dry_run: bool = False
+    """Print the complete configuration and stop."""
+
+    def run(self, flags: list[str]) -> None:
+        if self.resume is not None:
+            if self.recipe != "nano" or self.variant != "standard" or self.config or self.out:
+                raise CoupledQKError(
+                    "--resume takes its settings from the run: leave out --recipe, --variant, --config, --out"
+                )
+            config, out = change(Run.open(self.resume).config, parse_settings(flags)), self.resume
+        else:
+            config = self.run_config(flags)
+            out = self.out or Path("runs") / default_name(config)
+        if self.dry_run:
+            print(to_toml(config), end="")
+            return
+        run = train_one(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
+        print(f"{results_table([run])}\n\n{run.path}: try `coupledqk generate {run.path} --prompt 'def '`")
+
+
+Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"
+
+
+def train_one(
+    config: RunConfig, out: Path, tensorboard: bool = False, wandb: bool = False, label: str | None = None
+) -> Run:
+    """Trains with progress on the terminal; a run stopped on request ends the program and says how to go on."""
+    from ..tasks.lm import pretrain
+    from ..training import logs
+    from ..training.progress import Progress, stop_on_signals, tokenizing
+
+    def consumers(run: Run) -> list[logs.Consumer]:
+        others = [*([logs.tensorboard(run.path)] if tensorboard else []), *([logs.wandb(run)] if wandb else [])]
+        return [logs.RunLog(run, config.train.log_every), Progress(label or out.name, config.train.steps), *others]
+
+    with stop_on_signals() as stop, tokenizing() as on_bytes:
+        run = pretrain(config, out, consumers, stop, on_bytes)
+    if not run.result:
+        print(f"stopped and saved; go on with\n\n    coupledqk train --resume {out}", file=sys.stderr)
+        sys.exit(130)
+    return run
