@@ -4,6 +4,9 @@ BIN := .venv/bin
 
 .PHONY: demo test lint format clean
 
+demo: .venv/demo
+	$(BIN)/coupledqk demo
+
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
@@ -24,6 +27,10 @@ clean:
 .venv/torch:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	touch $@
+
+.venv/demo: .venv/torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
 .venv/test: .venv/torch pyproject.toml

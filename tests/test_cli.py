@@ -173,7 +173,7 @@ MISTAKES = [
     (["train", "--recipe", "nanno"], "did you mean 'nano'"),
     (["train", "--lrr", "1"], "unknown setting 'lrr': did you mean 'lr'"),
     (["train", "--lr", "fast"], "lr='fast': expected float"),
-    (["train", "--steps", "5", "--warmup", "9"], "warmup=9: expected 0 to the number of steps, 5"),
+    (["train", "--steps", "5", "--warmup", "9"], "warmup=9: expected 0 to 5, the number of steps"),
     (["train", "--seq-len", "999"], "longer than the model's 256 learned positions"),
     (["train", "--tokenizer", "wordpiece"], "unknown tokenizer 'wordpiece'"),
     (["train", "--corpus", "wikitext-3"], "did you mean 'wikitext-"),

@@ -71,8 +71,8 @@ def train_one(
         others = [*([logs.tensorboard(run.path)] if tensorboard else []), *([logs.wandb(run)] if wandb else [])]
         return [logs.RunLog(run, config.train.log_every), Progress(label or out.name, config.train.steps), *others]
 
-    with stop_on_signals() as stop, tokenizing() as on_bytes:
-        run = pretrain(config, out, consumers, stop, on_bytes)
+    with stop_on_signals() as stop:
+        run = pretrain(config, out, consumers, stop, tokenizing)
     if not run.result:
         print(f"stopped and saved; go on with\n\n    coupledqk train --resume {out}", file=sys.stderr)
         sys.exit(130)

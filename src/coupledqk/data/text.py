@@ -63,9 +63,8 @@ def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
                 begun = False
         if len(rest) >= limit:
             words = _LAST_WORD.match(rest)
-            limit = (
-                PIECE if words else 2 * len(rest)
-            )  # where there are no words, looking at each part again takes too long
+            # where there are no words, looking at each part again would take too long
+            limit = PIECE if words else 2 * len(rest)
             if words:
                 yield Piece(words[0], False)
                 rest, begun = rest[words.end() :], True

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,11 +86,11 @@ def pretrain(
     path: Path,
     consumers: Callable[[Run], list[Consumer]],
     stop: Callable[[], bool] = lambda: False,
-    on_bytes: Callable[[int], None] | None = None,
+    preparing: Callable[[], AbstractContextManager[Callable[[int], None] | None]] = nullcontext,
 ) -> Run:
     """Trains a run into a folder, from wherever it was left; a finished one is returned as it is.
 
-    `on_bytes` hears how many bytes of the corpus have been tokenized.
+    While `preparing`, what it yields hears how many bytes of the corpus have been tokenized.
     """
     run = Run(path)
     run.refuse_other(config)
@@ -100,7 +101,8 @@ def pretrain(
         device = pick_device(config.runtime.device)
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
-        corpus = prepare(config.data, on_bytes)
+        with preparing() as on_bytes:
+            corpus = prepare(config.data, on_bytes)
         model = build_model(config).to(device)
         write_atomic(run.path / "tokenizer.json", corpus.tokenizer.to_json())
         run.write_json("info.json", describe(run, model, corpus))

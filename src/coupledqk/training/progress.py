@@ -82,21 +82,30 @@ def _bar() -> Any:
 
 @contextlib.contextmanager
 def tokenizing() -> Iterator[Callable[[int], None]]:
-    """For `prepare`: hears how many bytes are done and shows it, from the first one on."""
-    shown = next_line = 0.0
+    """For `prepare`: hears how many bytes are done and shows it. Nothing is shown for a corpus that was ready."""
+    if not sys.stderr.isatty():
+        yield _tokenizing_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("tokenizing"), BarColumn(bar_width=20), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        yield lambda done: bar.update(task, completed=done, visible=True)
+
+
+def _tokenizing_lines() -> Callable[[int], None]:
+    next_line = 0.0
 
     def on_bytes(done: int) -> None:
-        nonlocal shown, next_line
-        now = time.monotonic()
-        if now < next_line:
-            return
-        shown, next_line = done, now + (0.2 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES)
-        end = "" if sys.stderr.isatty() else "\n"
-        print(f"\rtokenizing: {done / 1e6:,.1f} MB", end=end, file=sys.stderr, flush=True)
+        nonlocal next_line
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+            print(f"tokenizing: {done / 1e6:,.1f} MB", file=sys.stderr, flush=True)
 
-    yield on_bytes
-    if shown and sys.stderr.isatty():
-        print(file=sys.stderr)
+    return on_bytes
 
 
 @contextlib.contextmanager
