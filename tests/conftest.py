@@ -1,0 +1,83 @@
+"""Shared by the tests: one thread, seeded draws, poisoned memory, and small modules in which every parameter matters."""
+
+import math
+from typing import TypeVar
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor, nn
+
+from coupledqk import Attention, TransformerLM
+from coupledqk.dynamics import MLPForce, PotentialForce
+
+torch.set_num_threads(1)
+settings.register_profile("coupledqk", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("coupledqk")
+
+Module = TypeVar("Module", bound=nn.Module)
+
+TINY = {"d_model": 64, "n_heads": 8, "n_layers": 2, "d_ff": 48, "vocab_size": 37, "n_positions": 32}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uninitialised floating-point memory holds NaN, so whoever reads it before writing shows it."""
+
+    def poisoned(make):
+        def wrapper(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+        return wrapper
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+@torch.no_grad()
+def stir(module: Module) -> Module:
+    """Moves every parameter to where it matters, in float64.
+
+    A new module has a force of nearly 0, closed gates, identity couplings and the same step size in every head:
+    most properties would hold for the wrong reason.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.double().parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if parameter.ndim > 1:
+            parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+        else:
+            parameter.add_(0.3 * noise)
+    return module
+
+
+def tiny_model(variant: str = "standard", **settings) -> TransformerLM:
+    return stir(TransformerLM.from_preset("nano", variant, **{**TINY, **settings}))
+
+
+def tiny_attention(variant: str = "standard", d_model: int = 64, n_heads: int = 8, **settings) -> Attention:
+    return stir(Attention.from_variant(variant, d_model, n_heads, **settings))
+
+
+def mlp_force(d: int) -> MLPForce:
+    """Smooth, and not a gradient: its Jacobian is not symmetric."""
+    return stir(MLPForce(d)).requires_grad_(False)
+
+
+def potential_force(d: int) -> PotentialForce:
+    return stir(PotentialForce(d)).requires_grad_(False)
+
+
+def random_tokens(*shape: int, vocab_size: int = TINY["vocab_size"]) -> Tensor:
+    return torch.randint(vocab_size, shape)
+
+
+def double_randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)

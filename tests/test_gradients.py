@@ -1,0 +1,66 @@
+"""Analytic gradients against finite differences, with respect to the inputs and to every parameter."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+from conftest import double_randn, stir
+from coupledqk.config import DynamicsConfig, ScoringConfig
+from coupledqk.dynamics import FORCES, METHODS, build_dynamics
+from coupledqk.scoring import build_scoring
+
+
+def check(module, *inputs, **options):
+    """Perturbs all inputs and all parameters of the module, none of which may be without effect."""
+    module, names = stir(module), [name for name, _ in module.named_parameters()]
+    inputs = [x.requires_grad_() for x in inputs]
+    parameters = [p.detach().requires_grad_() for p in module.parameters()]
+
+    def function(*values):
+        state = dict(zip(names, values[len(inputs) :], strict=True))
+        return functional_call(module, state, values[: len(inputs)], options)
+
+    assert gradcheck(function, (*inputs, *parameters))
+    outputs = function(*inputs, *parameters)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    cotangents = [double_randn(*y.shape) for y in outputs]
+    for gradient in torch.autograd.grad(outputs, [*inputs, *parameters], cotangents):
+        assert gradient.abs().max() > 1e-6
+
+
+# without a force only the integrators move anything
+DYNAMICS = [(m, f) for m in METHODS for f in FORCES if f != "zero" or m in ("euler", "leapfrog", "semi_implicit")]
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+@pytest.mark.parametrize(("method", "force"), DYNAMICS)
+def test_gradients_of_the_dynamics(method, force, group_size):
+    config = DynamicsConfig(method=method, force=force, n_steps=2, step_size=0.5, gate=True)
+    module = build_dynamics(config, width=2, n_kv_heads=2)
+    check(module, double_randn(1, 2, 2 * group_size, 2), double_randn(1, 2, 2, 2))
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_gradients_of_affine_coupling(group_size):
+    module = build_dynamics(DynamicsConfig(method="affine"), width=2, n_kv_heads=2)
+    check(module, double_randn(1, 2, 2 * group_size, 2), double_randn(1, 2, 2, 2))
+
+
+SCORINGS = {
+    "softmax": ScoringConfig(),
+    "differential": ScoringConfig(kind="differential"),
+    "official": ScoringConfig(kind="differential", flavour="official"),
+}
+SOME_MASK = torch.tensor([[True, False, True], [False, True, True], [True, True, True]])
+
+
+@pytest.mark.parametrize("visible", [{}, {"causal": True}, {"mask": SOME_MASK}], ids=["all", "causal", "mask"])
+@pytest.mark.parametrize("group_size", [1, 2])
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_gradients_of_scoring(scoring, group_size, visible):
+    module = build_scoring(SCORINGS[scoring], n_heads=2 * group_size, width=2, layer=1, eps=1e-6)
+    key_heads = 4 if SCORINGS[scoring].kind == "differential" else 2  # whole heads are pairs of sub-heads
+    q = double_randn(1, 3, key_heads * group_size, 2)
+    k, v = double_randn(2, 1, 3, key_heads, 2).unbind()
+    check(module, q, k, v, **visible)

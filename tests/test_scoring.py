@@ -1,0 +1,189 @@
+"""Scoring: the fast path against the definition, the kernel it runs on, and an independent differential attention."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from conftest import double_randn, stir
+from coupledqk import Attention, rope_at
+from coupledqk.config import ScoringConfig
+from coupledqk.layers import RMS_EPS
+from coupledqk.scoring import build_scoring
+from coupledqk.variants import variant
+
+SCORINGS = {
+    "softmax": ScoringConfig(),
+    "differential": ScoringConfig(kind="differential"),
+    "official": ScoringConfig(kind="differential", flavour="official"),
+}
+H, WIDTH, T = 4, 6, 5
+
+
+def build(name, layer=1):
+    return stir(build_scoring(SCORINGS[name], n_heads=H, width=WIDTH, layer=layer, eps=RMS_EPS))
+
+
+def qkv(name, group_size=1, queries=T, keys=T):
+    sub_heads = 1 if name == "softmax" else 2
+    q = double_randn(2, queries, sub_heads * H, WIDTH)
+    k, v = double_randn(2, 2, keys, sub_heads * H // group_size, WIDTH).unbind()
+    return q, k, v
+
+
+VISIBLE = {
+    "all": {},
+    "causal": {"causal": True},
+    "mask": {"mask": torch.eye(T, dtype=torch.bool) | (torch.arange(T * T).view(T, T) % 3 == 0)},
+    "padding": {"mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None]},
+}
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+@pytest.mark.parametrize("name", SCORINGS)
+def test_fast_equals_plain_forward_and_backward(name, group_size, visible):
+    scoring, inputs = build(name), [x.requires_grad_() for x in qkv(name, group_size)]
+    wanted = [*inputs, *scoring.parameters()]
+    fast, (plain, _) = scoring(*inputs, **VISIBLE[visible]), scoring.plain(*inputs, **VISIBLE[visible])
+    torch.testing.assert_close(fast, plain)
+    cotangent = double_randn(*fast.shape)
+    fast_gradients, plain_gradients = (torch.autograd.grad(out, wanted, cotangent) for out in (fast, plain))
+    torch.testing.assert_close(fast_gradients, plain_gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_softmax_is_its_formula_query_by_query(group_size):
+    q, k, v = qkv("softmax", group_size, queries=3)
+    out = build("softmax")(q, k, v)
+    for b in range(2):
+        for t in range(3):
+            for h in range(H):
+                key_head = h // group_size
+                scores = torch.stack([q[b, t, h] @ k[b, s, key_head] for s in range(T)]) / math.sqrt(WIDTH)
+                expected = sum(weight * v[b, s, key_head] for s, weight in enumerate(scores.exp() / scores.exp().sum()))
+                torch.testing.assert_close(out[b, t, h], expected)
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+@pytest.mark.parametrize("name", ["differential", "official"])
+def test_differential_is_its_formula_head_by_head(name, group_size):
+    """Sub-head i pairs with i + H; a head's value is the pair's side by side; (A₁ − λ A₂) V, normalised."""
+    scoring, (q, k, v) = build(name), qkv(name, group_size)
+    out = scoring(q, k, v)
+    lam_init = 0.8 - 0.6 * math.exp(-0.3 * 1)
+    for h in range(H):
+        g = h // group_size
+        maps = []
+        for i, j in ((h, g), (h + H, g + H // group_size)):
+            maps.append(torch.softmax(q[:, :, i] @ k[:, :, j].mT / math.sqrt(WIDTH), dim=-1))
+        if name == "official":
+            first, second = scoring.lam_q1 @ scoring.lam_k1, scoring.lam_q2 @ scoring.lam_k2
+            lam = first.exp() - second.exp() + lam_init
+        else:
+            lam = scoring.lam[h]
+        value = torch.cat([v[:, :, g], v[:, :, g + H // group_size]], dim=-1)
+        head = (maps[0] - lam * maps[1]) @ value
+        head = head / (head.square().mean(-1, keepdim=True) + RMS_EPS).sqrt() * (1 - lam_init)
+        torch.testing.assert_close(out[:, :, h], head)
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_weights_are_a_signed_map_whose_rows_sum_to_one_minus_lambda(name):
+    scoring, (q, k, _) = build(name), qkv(name)
+    weights = scoring.weights(q, k, causal=True)
+    assert weights.shape == (2, H, T, T)
+    assert torch.equal(weights, weights.tril())
+    total = torch.ones(H, dtype=torch.float64) - (0 if name == "softmax" else scoring.strength())
+    torch.testing.assert_close(weights.sum(-1), total[:, None].expand(2, H, T))
+
+
+@pytest.mark.parametrize("layer", [0, 1, 7])
+def test_lambda_starts_at_the_papers_value_for_its_layer(layer):
+    expected = 0.8 - 0.6 * math.exp(-0.3 * layer)
+    paper = build_scoring(SCORINGS["differential"], n_heads=H, width=WIDTH, layer=layer, eps=RMS_EPS)
+    torch.testing.assert_close(paper.strength(), torch.full((H,), expected))
+    assert paper.lam_init == pytest.approx(expected)
+    if layer == 0:
+        assert expected == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+@pytest.mark.parametrize("name", SCORINGS)
+def test_the_fast_path_stays_on_the_flash_kernel(name, group_size, dtype, visible):
+    scoring, inputs = build(name).to(dtype), [x.to(dtype).requires_grad_() for x in qkv(name, group_size)]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        scoring(*inputs, **VISIBLE[visible]).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Flash attention")
+def test_values_wider_than_queries_would_leave_the_flash_kernel():
+    """The reason for the geometry of differential scoring, and the proof that the test above can fail."""
+    q, k, _ = qkv("softmax")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
+        build("softmax")(q, k, double_randn(2, T, H, 2 * WIDTH))
+
+
+@pytest.mark.parametrize("path", ["fast", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", SCORINGS)
+def test_a_row_that_may_look_nowhere_is_zero_with_finite_gradients(name, dtype, path):
+    scoring, inputs = build(name).to(dtype), [x.to(dtype).requires_grad_() for x in qkv(name)]
+    mask = torch.ones(2, 1, T, T, dtype=torch.bool)
+    mask[0, :, :2] = False
+    out = scoring(*inputs, mask) if path == "fast" else scoring.plain(*inputs, mask)[0]
+    assert (out[0, :2] == 0).all()
+    assert (out[0, 2:].abs().sum(-1) > 0).all()
+    out.float().square().sum().backward()
+    for tensor in (*inputs, *scoring.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.isfinite().all()
+    assert (inputs[0].grad[0, :2] == 0).all()
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_what_is_masked_has_no_influence(name):
+    scoring, (q, k, v) = build(name), qkv(name)
+    mask = VISIBLE["padding"]["mask"]
+    expected = scoring(q, k, v, mask)
+    k, v = k.clone(), v.clone()
+    k[0, :2], v[0, :2] = 1e3, -1e3
+    torch.testing.assert_close(scoring(q, k, v, mask), expected, rtol=0, atol=0)
+
+
+def as_diff_llama(attention, group_size):
+    """transformers' module with the same weights. The map: qkv = q_proj | k_proj | v_proj by rows, out = o_proj,
+    lam_x = lambda_x, and their heads are our sub-heads."""
+    from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention, DiffLlamaConfig
+
+    config = DiffLlamaConfig(
+        hidden_size=attention.d_model,
+        num_attention_heads=2 * H,
+        num_key_value_heads=2 * H // group_size,
+        rms_norm_eps=RMS_EPS,
+        attn_implementation="sdpa",
+    )
+    theirs = DiffLlamaAttention(config, layer_idx=3).double()
+    q, k, v = attention.qkv.weight.split(attention.split_sizes)
+    weights = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": attention.out.weight}
+    weights |= {f"lambda_{x}": getattr(attention.scoring, f"lam_{x}") for x in ("q1", "k1", "q2", "k2")}
+    theirs.load_state_dict(weights, strict=True)
+    return theirs
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_official_differential_attention_is_diff_llamas(group_size):
+    from transformers.models.diffllama.modeling_diffllama import DiffLlamaRotaryEmbedding
+
+    config = variant("diff", flavour="official", group_size=group_size)
+    attention = stir(Attention(2 * WIDTH * H, H, config, layer=3))
+    theirs = as_diff_llama(attention, group_size)
+    x, positions = double_randn(2, 7, attention.d_model), torch.arange(7)
+    ours, _ = attention(x, rope=rope_at(positions, attention.width))
+    their_rope = DiffLlamaRotaryEmbedding(theirs.config)(x, positions[None])
+    expected, _ = theirs(x, their_rope, attention_mask=None)
+    assert expected.abs().mean() > 0.1
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)  # their λ and both rotations are float32
