@@ -68,8 +68,7 @@ class Attention(nn.Module):
         allows. `rope` rotates q and k (see `layers.rope_at`). `cache` adds the S − T tokens before x.
         """
         self._check_input(x)
-        # (B, T, H, d), (B, T, H_kv, d) twice
-        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in self.qkv(x).split(self.split_sizes, dim=-1))
+        q, k, v = self.project(x)
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
         q, k = self.dynamics(q, k)
@@ -79,6 +78,11 @@ class Attention(nn.Module):
             k, v = cache.append(k, v)
         out = self.scoring(q, k, v, *self._visible(causal_mask, q, k))
         return self.out(out.flatten(2)), 0.0
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads."""
+        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in self.qkv(x).split(self.split_sizes, dim=-1))
+        return q, k, v
 
     def _visible(self, mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:
         """The mask and the `causal` flag for scoring; the flag is the kernel's own triangle, which needs T = S."""

@@ -5,7 +5,8 @@ between documents. All matrices start as N(0, 0.02²), those that write to the r
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -143,7 +144,6 @@ class TransformerLM(nn.Module):
         """An empty key-value cache for sequences of up to `capacity` tokens, one part per layer."""
         return [KVCache(capacity) for _ in self.blocks]
 
-    @torch.no_grad()
     def stream(
         self,
         prompt: Tensor,
@@ -161,15 +161,25 @@ class TransformerLM(nn.Module):
         `prompt` is (B, T); shorter rows are padded on the left, with `padding` True for real tokens. A row that has
         stopped yields `stop_token` from then on. The same `seed` gives the same tokens.
         """
-        sampler = Sampler(temperature, top_k, top_p)
         self._check_prompt(prompt, max_new_tokens, padding)
         generator = None if seed is None else torch.Generator(prompt.device).manual_seed(seed)
-        cache = self.new_cache(prompt.shape[1] + max_new_tokens)
-        stopped = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
-        tokens = prompt
+        sample = partial(Sampler(temperature, top_k, top_p), generator=generator)
+        return self._stream(prompt, max_new_tokens, sample, stop_token, padding)
+
+    @torch.no_grad()
+    def _stream(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        sample: Callable[[Tensor], Tensor],
+        stop_token: int | None,
+        padding: Tensor | None,
+    ) -> Iterator[Tensor]:
+        cache = self.new_cache(tokens.shape[1] + max_new_tokens)
+        stopped = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             states = self.hidden(tokens, padding, cache)
-            token = sampler(F.linear(states[:, -1], self.embed.weight), generator)
+            token = sample(F.linear(states[:, -1], self.embed.weight))
             if stop_token is not None:
                 token = token.masked_fill(stopped, stop_token)
                 stopped = stopped | (token == stop_token)

@@ -34,7 +34,8 @@ class Sampler:
         return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        logits = logits.float() / self.temperature
+        # the largest is moved to 0 first: divided by a tiny temperature it would overflow
+        logits = (logits.float() - logits.max(-1, keepdim=True).values) / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             smallest_kept = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < smallest_kept, -math.inf)

@@ -8,6 +8,8 @@ Two flavours of λ, both around λ_init = 0.8 − 0.6 exp(−0.3 ℓ) in layer �
 
     paper       one learned scalar per head, initially λ_init
     official    exp(λ_q1 · λ_k1) − exp(λ_q2 · λ_k2) + λ_init, vectors shared by the heads (Ye et al., 2025)
+
+The official flavour is transformers' DiffLlama, whose q_proj, k_proj and v_proj are the rows of `qkv` in that order.
 """
 
 import math
