@@ -260,6 +260,13 @@ def test_only_runtime_settings_may_change_on_resume(text: Path, tmp_path: Path) 
     assert Run(tmp_path / "run").config == other_runtime
 
 
+def test_a_run_is_not_resumed_on_text_that_has_changed(text: Path, tmp_path: Path) -> None:
+    run_to(tiny(text), tmp_path / "run", stop_at=5)
+    text.write_text(text.read_text() + "One more line.\n")
+    with pytest.raises(CoupledQKError, match="has changed since"):
+        run_to(tiny(text), tmp_path / "run")
+
+
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     with run.lock(), pytest.raises(CoupledQKError, match="another process"):
@@ -311,6 +318,7 @@ def test_perplexity_is_what_its_definition_says(text: Path, tmp_path: Path) -> N
     n_bytes = sum(token != 256 for token in valid)
     assert final["bits_per_byte"] == pytest.approx(sum(losses) / math.log(2) / n_bytes, rel=1e-5)
     assert run.result["best"]["loss"] == min(record["loss"] for record in run.records("valid"))
+    assert run.result["corpus_hash"] == prepare(run.config.data).info.hash
 
 
 def test_micro_batches_do_not_change_the_update(text: Path, tmp_path: Path) -> None:

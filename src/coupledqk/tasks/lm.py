@@ -103,6 +103,10 @@ def pretrain(
             torch.set_num_threads(config.runtime.threads)
         with preparing() as on_bytes:
             corpus = prepare(config.data, on_bytes)
+        if run.info and run.info["corpus"]["hash"] != corpus.info.hash:
+            raise CoupledQKError(
+                f"the text of {config.data.corpus} has changed since {path} began: bring it back, or train into another --out"
+            )
         model = build_model(config).to(device)
         write_atomic(run.path / "tokenizer.json", corpus.tokenizer.to_json())
         run.write_json("info.json", describe(run, model, corpus))
@@ -205,5 +209,6 @@ def summarise(run: Run) -> dict[str, Any]:
         "tokens": valid[-1]["tokens"],
         "seconds": timings[-1]["seconds"] if timings else None,
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "corpus_hash": run.info["corpus"]["hash"],
         "perplexity_definition": perplexity_definition("valid", run.config.train.seq_len, run.config.data.tokenizer),
     }
