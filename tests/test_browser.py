@@ -1,115 +1,20 @@
-"""The page in a real browser with the network off: Chromium, spoken to by its DevTools protocol over a pipe."""
+"""The page in a real browser with the network off."""
 
-import json
-import os
 import re
-import select
-import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from browser import Browser, running_browser
 from coupledqk.report.chart import Series, line_chart
 from coupledqk.report.runs_page import Sample, write_page
 from test_report import HOSTILE, make_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage --no-first-run --hide-scrollbars "
-    "--disable-background-networking --disable-component-update --disable-sync --remote-debugging-pipe"
-)
-PATIENCE = 60
-
-
-class Browser:
-    """One headless browser; `call` sends a command, `events` holds what the page has told since it was opened."""
-
-    def __init__(self, profile: Path) -> None:
-        assert CHROMIUM
-        (commands, self.write), (self.read, replies) = os.pipe(), os.pipe()
-
-        def take_pipes() -> None:
-            for end, expected in ((commands, 3), (replies, 4)):
-                os.dup2(end, expected)
-                os.set_inheritable(expected, True)
-
-        self.process = subprocess.Popen(
-            [CHROMIUM, *FLAGS.split(), f"--user-data-dir={profile}"],
-            close_fds=False,
-            preexec_fn=take_pipes,
-            start_new_session=True,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(commands)
-        os.close(replies)
-        self.buffer, self.count, self.session = b"", 0, {}
-        self.events: list[dict[str, Any]] = []
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self.count += 1
-        command = {"id": self.count, "method": method, "params": parameters, **self.session}
-        os.write(self.write, json.dumps(command).encode() + b"\0")
-        while (message := self.receive()).get("id") != self.count:
-            self.events.append(message)
-        assert "error" not in message, message
-        return message["result"]
-
-    def receive(self) -> dict[str, Any]:
-        while b"\0" not in self.buffer:
-            assert select.select([self.read], [], [], PATIENCE)[0], "the browser does not answer"
-            self.buffer += os.read(self.read, 1 << 20)
-        message, _, self.buffer = self.buffer.partition(b"\0")
-        return json.loads(message)
-
-    def open(self, page: Path, width: int = 1000, scheme: str = "light") -> None:
-        self.session = {}
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
-        self.events.clear()
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-        self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500
-        )
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=page.as_uri())
-        while not self.heard("Page.loadEventFired"):
-            self.events.append(self.receive())
-
-    def heard(self, method: str) -> list[dict[str, Any]]:
-        return [event["params"] for event in self.events if event.get("method") == method]
-
-    def evaluate(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def point_at(self, selector: str, across: float) -> None:
-        """Moves the mouse to a fraction of an element's width, at half its height."""
-        self.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        box = self.evaluate(f"document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
-        x, y = box["x"] + across * box["width"], box["y"] + box["height"] / 2
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def close(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self.read)
-        os.close(self.write)
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed, so no page was looked at: apt-get install chromium")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
+    yield from running_browser(tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture(scope="module")

@@ -183,6 +183,7 @@ MISTAKES = [
     (["train", "stray"], "unexpected 'stray'"),
     (["eval", "nowhere"], "nowhere: no such run folder"),
     (["generate", "SHELF"], "is not a run folder"),
+    (["explore", "nowhere"], "nowhere: no such run folder"),
     (["generate", "SHELF/runs/one", "--prompt", ""], "the prompt is empty"),
     (["generate", "SHELF/runs/one", "--temperature", "-1"], "temperature=-1.0"),
     (["generate", "SHELF/runs/one", "--tokens", "999"], "longer than the model's 256 learned positions"),

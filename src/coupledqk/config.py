@@ -208,7 +208,9 @@ class TrainConfig:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "adam_eps", "clip"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive number")
-        require(0 <= self.warmup <= self.steps, "warmup", self.warmup, f"0 to {self.steps}, the number of steps; set both")
+        require(
+            0 <= self.warmup <= self.steps, "warmup", self.warmup, f"0 to {self.steps}, the number of steps; set both"
+        )
         require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         require(0 <= self.beta1 < 1, "beta1", self.beta1, "at least 0 and below 1")
         require(0 <= self.beta2 < 1, "beta2", self.beta2, "at least 0 and below 1")

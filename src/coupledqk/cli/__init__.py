@@ -14,6 +14,7 @@ from ..errors import CoupledQKError, unknown
 from .data import Data
 from .demo import Demo
 from .evaluate import Eval
+from .explore import Explore
 from .generate import Generate
 from .params import Params
 from .runs import Runs
@@ -26,6 +27,7 @@ COMMANDS = {
     "train": Train,
     "eval": Eval,
     "generate": Generate,
+    "explore": Explore,
     "runs": Runs,
     "sweep": Sweep,
     "data": Data,

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,30 @@ from .chart import printable
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(template: str, **values: Any) -> str:
-    """The page of a template that extends page.html. All values are escaped, unless the template calls them safe."""
+def render(
+    template: str,
+    folder: Path = TEMPLATES,
+    styles: Sequence[str] = ("page.css",),
+    scripts: Sequence[str] = ("hover.js",),
+    **values: Any,
+) -> str:
+    """The page of a template that extends page.html. All values are escaped, unless the template calls them safe.
+
+    Files are taken from `folder`, and from here what it does not have.
+    """
     import jinja2
 
+    loader = jinja2.FileSystemLoader([folder, TEMPLATES])
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "plain": plain}
-    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("page.css", "hover.js"))
-    # The page's policy allows this one script and no request, whatever text the page has to show.
+    style, script = ("".join(loader.get_source(environment, name)[0] for name in names) for names in (styles, scripts))
+    # The page's policy allows this one script and no request (its template may add one), whatever text the page has to show.
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = environment.get_template(template).render(style=style, script=script, script_hash=script_hash, **values)
     return printable(page)

@@ -1,0 +1,35 @@
+"""Numbers for the page, as short text: 16-bit codes, the low bytes before the high ones (they compress apart), zlib, base64."""
+
+import base64
+import zlib
+
+import torch
+from torch import Tensor
+
+UNIT = 4096
+"""A weight w is stored as the code sign(w) · √|w| · UNIT, rounded."""
+
+
+def weight_codes(weights: Tensor) -> Tensor:
+    """The square root spends the codes on small weights, which are the most. A weight comes back to within √|w| / UNIT."""
+    return _int16(weights.sign() * weights.abs().sqrt() * UNIT)
+
+
+def scaled_codes(values: Tensor, scale: Tensor) -> Tensor:
+    """Codes in units of `scale`, which has to bring the values within ±32,767."""
+    return _int16(values / scale)
+
+
+def pack(codes: Tensor) -> str:
+    low_and_high = codes.contiguous().view(torch.uint8).reshape(-1, 2)
+    return base64.b64encode(zlib.compress(low_and_high.T.contiguous().numpy().tobytes())).decode()
+
+
+def unpack(text: str, *shape: int) -> Tensor:
+    """What the page's script does, for whoever reads a bundle in Python."""
+    planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
+    return planes.view(2, -1).T.contiguous().view(torch.int16).reshape(shape)
+
+
+def _int16(values: Tensor) -> Tensor:
+    return values.round().clamp(-32_767, 32_767).to(torch.int16).cpu()

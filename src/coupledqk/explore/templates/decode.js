@@ -1,0 +1,93 @@
+"use strict";
+// The bundle of explore/bundle.py as arrays, and its tokens as something to look at.
+const UNIT = 4096;
+
+async function unpack(text) {
+  const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const codes = new Int16Array(bytes.length / 2);
+  for (let i = 0; i < codes.length; i++) codes[i] = bytes[i] | (bytes[codes.length + i] << 8);
+  return codes;
+}
+
+async function decode(bundle) {
+  if (bundle.format !== "coupledqk explorer" || bundle.version !== 1) throw new Error("this is no bundle of version 1");
+  for (const run of bundle.runs) {
+    run.maps = await unpack(run.maps);
+    if (!run.paths) continue;
+    run.paths.points = await unpack(run.paths.points);
+    run.paths.held = await unpack(run.paths.held);
+  }
+  return bundle;
+}
+
+// The round weight that one in fifty weights exceeds, over all maps: the strongest colour.
+function topWeight({ tokens, runs }) {
+  const counts = new Float64Array(32768);
+  let rest = 0;
+  for (const { maps, causal } of runs) {
+    for (let i = 0; i < maps.length; i++) {
+      if (causal && i % tokens.length > Math.floor(i / tokens.length) % tokens.length) continue;
+      counts[Math.abs(maps[i])]++;
+      rest += 1 / 50;
+    }
+  }
+  let code = counts.length - 1;
+  while (code > 1 && (rest -= counts[code]) > 0) code--;
+  const top = (code / UNIT) ** 2;
+  const power = 10 ** Math.floor(Math.log10(top));
+  return Math.min(1, [1, 2, 5, 10].map((digit) => digit * power).find((round) => round >= top * 0.999));
+}
+
+// One head's map: weights[query * n + key].
+function headMap(run, n, layer, head) {
+  const start = (layer * run.n_heads + head) * n * n;
+  const weights = new Float32Array(n * n);
+  for (let i = 0; i < weights.length; i++) {
+    const root = run.maps[start + i] / UNIT;
+    weights[i] = root * Math.abs(root);
+  }
+  const { causal, signed } = run;
+  return { n, causal, signed, weights, entropy: run.entropy[layer][head], rank: run.effective_rank[layer][head] };
+}
+
+function differenceMap(first, second) {
+  return {
+    n: first.n,
+    causal: first.causal && second.causal,
+    signed: true,
+    weights: second.weights.map((weight, i) => weight - first.weights[i]),
+    entropy: second.entropy - first.entropy,
+    rank: second.rank - first.rank,
+  };
+}
+
+// The way of one token's q and k in one (sub-)head: a point of each after every step.
+function tokenPath(run, n, layer, head, part, token) {
+  const { n_steps, parts, points, held, scale } = run.paths;
+  const subHead = part * run.n_heads + head;
+  const place = (layer * parts * run.n_heads + subHead) * n + token;
+  const unit = scale[layer][subHead];
+  const at = (step, axis) => points[(place * (n_steps + 1) + step) * 4 + axis] * unit;
+  const steps = Array.from({ length: n_steps + 1 }, (_, step) => step);
+  return {
+    q: steps.map((step) => [at(step, 0), at(step, 1)]),
+    k: steps.map((step) => [at(step, 2), at(step, 3)]),
+    held: held[place] / 10000,
+  };
+}
+
+// Characters that cannot be seen, or that would reorder their neighbours, are shown by a sign or by their number.
+function visible(token) {
+  return token.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu, (character) => {
+    const code = character.codePointAt(0);
+    if (character === "\n") return "↵";
+    if (character === "\t") return "⇥";
+    return `\\u{${code.toString(16)}}`;
+  });
+}
+
+function label(token) {
+  return visible(token).replaceAll(" ", "·");
+}

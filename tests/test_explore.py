@@ -1,0 +1,321 @@
+"""The explorer's bundle says what the model did; the command and the server take any text for text."""
+
+import http.client
+import json
+import math
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import tiny_model
+from coupledqk.analysis import LayerTape, record
+from coupledqk.analysis.measures import effective_rank, entropy, singular_values
+from coupledqk.cli.explore import Explore
+from coupledqk.data.tokenizers import byte_tokenizer, train_bpe
+from coupledqk.errors import CoupledQKError
+from coupledqk.explore.bundle import MOST_TOKENS, Reader, make_bundle, open_readers
+from coupledqk.explore.packing import UNIT, pack, unpack, weight_codes
+from coupledqk.explore.paths import plane_paths
+from coupledqk.explore.server import MOST_BYTES, Server
+from coupledqk.model import TransformerLM
+from coupledqk.recipes import recipe
+from coupledqk.runs import Run
+from coupledqk.training.checkpoints import Checkpoints
+
+TEXT = "the cat and the dog"
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+    "\x00\u202eab&lt;שלום👩\u200d🔬\n\t"
+)
+
+
+def reader(variant: str = "standard", name: str = "", **settings: Any) -> Reader:
+    settings = {"vocab_size": 257, "n_layers": 2, "n_heads": 4, **settings}
+    return Reader(name or variant, variant, "best", tiny_model(variant, **settings).eval(), byte_tokenizer())
+
+
+def layers(reader: Reader, text: str = TEXT) -> list[LayerTape]:
+    with torch.no_grad(), record(reader.model) as tape:
+        reader.model(torch.tensor([reader.tokenizer.encode(text)]))
+    return tape.layers
+
+
+def patterns(reader: Reader, text: str = TEXT) -> Tensor:
+    return torch.stack([layer.pattern()[0] for layer in layers(reader, text)]).detach()
+
+
+def stored_weights(run: dict[str, Any], n_tokens: int) -> Tensor:
+    roots = unpack(run["maps"], run["n_layers"], run["n_heads"], n_tokens, n_tokens).double() / UNIT
+    return roots * roots.abs()
+
+
+# --- the bundle -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-2, 2))
+def test_a_weight_comes_back_to_within_its_root_over_the_unit(weight: float) -> None:
+    code = float(weight_codes(torch.tensor(weight, dtype=torch.float64))) / UNIT
+    assert abs(code * abs(code) - weight) <= math.sqrt(abs(weight)) / UNIT + 1 / UNIT**2
+
+
+def test_packed_numbers_come_back_and_take_little_room() -> None:
+    scores = torch.randn(64, 256, 256).masked_fill(~torch.ones(256, 256, dtype=torch.bool).tril(), -math.inf)
+    codes = weight_codes((2 * scores).softmax(-1))
+    text = pack(codes)
+    assert torch.equal(unpack(text, *codes.shape), codes)
+    assert len(text) < 4_500_000, "64 maps of 256 tokens"
+
+
+@pytest.mark.parametrize("variant", ["standard", "gqa", "diff", "euler", "hamiltonian_diff"])
+def test_the_maps_are_the_models_to_the_stored_precision(variant: str) -> None:
+    subject = reader(variant)
+    exact = patterns(subject)
+    [run] = make_bundle([subject], TEXT)["runs"]
+    error = (stored_weights(run, len(TEXT)) - exact).abs()
+    assert (error <= exact.abs().sqrt() / UNIT + 1 / UNIT**2).all()
+    assert run["signed"] == bool((exact < 0).any())
+    for name, measured in (("entropy", entropy(exact)), ("effective_rank", effective_rank(singular_values(exact)))):
+        torch.testing.assert_close(torch.tensor(run[name], dtype=torch.float64), measured, atol=1e-4, rtol=0)
+
+
+def states(layer: LayerTape) -> Tensor:
+    """The states of q and k, one after the other, each (H, T, n + 1, d)."""
+    q, k = layer.trajectory()
+    k = k.repeat_interleave(q.shape[3] // k.shape[3], dim=3)
+    return torch.cat((q, k))[:, 0].permute(2, 1, 0, 3)
+
+
+def test_paths_start_at_the_projected_and_end_at_the_evolved_q_and_k() -> None:
+    [layer, *_] = layers(reader("drift"))  # without a force all states lie in one plane, which therefore hides nothing
+    points, held = plane_paths(layer)
+    assert held.min() == pytest.approx(1)
+    for step, (q, k) in {0: (layer.q, layer.k), -1: (layer.evolved_q, layer.evolved_k)}.items():
+        drawn_q, drawn_k = points[:, :, step].chunk(2, dim=-1)  # (H, T, 2)
+        q, k = (x[0].transpose(0, 1) for x in (q, k))  # (H, T, d)
+        for drawn, true in (((drawn_q, drawn_q), (q, q)), ((drawn_k, drawn_k), (k, k)), ((drawn_q, drawn_k), (q, k))):
+            torch.testing.assert_close((drawn[0] * drawn[1]).sum(-1), (true[0] * true[1]).sum(-1))
+
+
+@pytest.mark.parametrize("variant", ["euler", "hamiltonian", "euler_diff", "hamiltonian_gqa", "mlp_only"])
+def test_no_plane_through_two_states_holds_more_than_the_chosen_one(variant: str) -> None:
+    [layer, *_] = layers(reader(variant))
+    points, held = plane_paths(layer)
+    true = states(layer)
+    torch.testing.assert_close(points.square().sum((2, 3)), held * true.square().sum((2, 3)))
+    assert held.max() <= 1 + 1e-12
+    for pair in torch.combinations(torch.arange(true.shape[2])):
+        basis = torch.linalg.qr(true[:, :, pair].mT).Q
+        assert ((true @ basis).square().sum((2, 3)) <= held * true.square().sum((2, 3)) * (1 + 1e-9)).all()
+
+
+def test_q_starts_to_the_right_and_k_above() -> None:
+    points, _ = plane_paths(layers(reader("hamiltonian"))[1])
+    q_x, q_y, _, k_y = points[:, :, 0].unbind(-1)
+    assert (q_x > 0).all()
+    assert q_y.abs().max() < 1e-9
+    assert (k_y >= 0).all()
+
+
+def test_the_stored_paths_are_those_of_every_layer_and_sub_head() -> None:
+    subject = reader("euler_diff")
+    [run] = make_bundle([subject], TEXT)["runs"]
+    paths, scale = run["paths"], torch.tensor(run["paths"]["scale"], dtype=torch.float64)
+    assert (paths["n_steps"], paths["parts"]) == (3, 2)
+    stored = unpack(paths["points"], 2, 8, len(TEXT), 4, 4) * scale[..., None, None, None]
+    held = unpack(paths["held"], 2, 8, len(TEXT)) / 10_000
+    for i, layer in enumerate(layers(subject)):
+        points, exactly_held = plane_paths(layer)
+        assert ((stored[i] - points).abs() <= scale[i, :, None, None, None]).all()
+        torch.testing.assert_close(held[i].double(), exactly_held, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["standard", "affine"])
+def test_a_variant_without_steps_says_so(variant: str) -> None:
+    [run] = make_bundle([reader(variant)], TEXT)["runs"]
+    assert run["paths"] is None
+    assert "have no steps" in run["no_paths"]
+
+
+def test_a_long_text_is_cut_when_asked() -> None:
+    bundle = make_bundle([reader(n_positions=8)], TEXT, cut=True)
+    assert bundle["tokens"] == list(TEXT[:8])
+    assert bundle["cut_from"] == len(TEXT)
+
+
+def test_bytes_that_are_no_text_by_themselves_are_written_out() -> None:
+    assert make_bundle([reader()], "é\ud800")["tokens"] == ["\\xc3", "\\xa9", "?"]
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_cannot_be_shown_is_refused() -> None:
+    with pytest.raises(CoupledQKError, match="the text is empty"):
+        make_bundle([reader()], "")
+    with pytest.raises(CoupledQKError, match=r"has 19 tokens and the model has 8 positions.*--cut"):
+        make_bundle([reader(n_positions=8)], TEXT)
+    with pytest.raises(CoupledQKError, match=f"{MOST_TOKENS + 1} tokens and the page shows {MOST_TOKENS} at most"):
+        make_bundle([reader(positions="rope")], "x" * (MOST_TOKENS + 1))
+
+
+def test_runs_that_split_the_text_differently_are_not_laid_side_by_side() -> None:
+    pairs = Reader("pairs", "standard", "best", tiny_model(vocab_size=300), train_bpe("bpe:260", [TEXT * 9]))
+    with pytest.raises(CoupledQKError, match=r"different tokens \(standard: 19 by bytes, pairs: \d+ by bpe:260\)"):
+        make_bundle([reader(), pairs], TEXT)
+
+
+def test_attention_that_is_not_finite_is_no_map() -> None:
+    broken = reader()
+    torch.nn.init.constant_(broken.model.embed.weight, math.nan)
+    with pytest.raises(CoupledQKError, match="not finite"):
+        make_bundle([broken], TEXT)
+
+
+def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
+    untrained = Run(tmp_path / "untrained")
+    untrained.create(recipe("nano"))
+    with pytest.raises(CoupledQKError, match="no best checkpoint yet: train it with"):
+        Explore((untrained.path,)).run()
+    with pytest.raises(CoupledQKError, match="no such run folder"):
+        Explore((tmp_path / "nowhere",)).run()
+    with pytest.raises(CoupledQKError, match="is a folder: name a file"):
+        Explore((untrained.path,), out=tmp_path).run()
+    for folders in ((), (untrained.path,) * 3):
+        with pytest.raises(CoupledQKError, match="name one run folder, or two"):
+            Explore(folders).run()
+    assert not (tmp_path / "explore.html").exists()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a checkpoint, as training leaves it."""
+    run = Run(tmp_path_factory.mktemp("runs") / "mine")
+    run.create(recipe("nano", "euler", tokenizer="bytes", d_model=16, n_heads=2, n_layers=1, d_ff=32))
+    Checkpoints(run.path / "checkpoints", keep=1).save_best(1, TransformerLM(run.config.model), {})
+    (run.path / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    return run.path
+
+
+def test_the_command_writes_one_page_with_the_bundle_inside(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Explore((run_folder, run_folder), text=HOSTILE, out=tmp_path / "page.html", device="cpu").run()
+    assert f"{tmp_path / 'page.html'}: 0.1 MB" in capsys.readouterr().out
+    [inside] = re.findall(
+        '<script type="application/json" id="bundle">(.*)</script>', (tmp_path / "page.html").read_text()
+    )
+    assert json.loads(inside) == make_bundle(open_readers((run_folder, run_folder), device="cpu"), HOSTILE)
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_the_command_serves_and_warns_when_others_can_come(
+    host: str, warned: bool, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(server: Server) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", interrupt)
+    Explore((run_folder,), serve=True, host=host, port=0, device="cpu").run()
+    printed = capsys.readouterr().out
+    assert "http://" in printed
+    assert ("Anyone who can reach this machine" in printed) == warned
+
+
+# --- live -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server([reader("euler", n_positions=64)], TEXT, port=0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def ask(server: Server, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request(method, path, body or None, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def post(server: Server, text: Any) -> tuple[int, dict[str, Any]]:
+    body = json.dumps({"text": text}).encode()
+    status, answer = ask(server, "POST", "/bundle", body, Content_Type="application/json")
+    return status, json.loads(answer)
+
+
+def test_the_server_answers_each_sentence_with_its_own_bundle(server: Server) -> None:
+    sentences = [f"sentence number {i}" for i in range(6)]
+    with ThreadPoolExecutor(6) as several:
+        answers = list(several.map(lambda sentence: post(server, sentence), sentences))
+    for sentence, answer in zip(sentences, answers, strict=True):
+        assert answer == (200, json.loads(json.dumps(make_bundle(server.readers, sentence))))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the text is empty"),
+        ("x" * 65, "65 tokens and the model has 64"),
+        (["x"], 'expected JSON: {"text"'),
+        (None, "expected"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_answered_by_a_line(text: Any, says: str, server: Server) -> None:
+    status, answer = post(server, text)
+    assert status == 400
+    assert says in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+JSON = {"Content_Type": "application/json"}
+REFUSED = [
+    ("GET", "/../../etc/passwd", b"", {}, 404, "one page"),
+    ("GET", "/page.css", b"", {}, 404, "one page"),
+    ("POST", "/", b"{}", JSON, 404, "/bundle"),
+    ("POST", "/bundle", b'{"text": "x"}', {"Content_Type": "text/plain"}, 415, "application/json"),
+    ("POST", "/bundle", b"{", JSON, 400, "expected JSON"),
+    ("POST", "/bundle", b"[" * 50_000, JSON, 400, "expected JSON"),
+    ("POST", "/bundle", b"\xff", JSON, 400, "expected JSON"),
+    ("POST", "/bundle", b"", {**JSON, "Content_Length": str(MOST_BYTES + 1)}, 413, "too long"),
+    ("POST", "/bundle", b"", {**JSON, "Content_Length": "9" * 5000}, 413, "too long"),
+    ("POST", "/bundle", b"", {**JSON, "Content_Length": "-1"}, 411, "Content-Length"),
+    ("GET", "/", b"", {"Host": "example.org"}, 403, "answers at http://127.0.0.1"),
+    ("POST", "/bundle", b'{"text": "x"}', {**JSON, "Host": "[::"}, 403, "answers at"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "headers", "status", "says"), REFUSED)
+def test_a_strange_request_is_refused_in_words(
+    method: str, path: str, body: bytes, headers: dict[str, str], status: int, says: str, server: Server
+) -> None:
+    answered, answer = ask(server, method, path, body, **headers)
+    assert answered == status
+    assert says in json.loads(answer)["error"]
+
+
+def test_the_server_is_this_machines_own_unless_told_otherwise(server: Server) -> None:
+    assert Explore((Path("run"),)).host == server.server_address[0] == "127.0.0.1"
+    with pytest.raises(OSError, match=r"refused|timed out|unreachable"):
+        socket.create_connection(("127.0.0.2", server.server_port), timeout=2)
+
+
+def test_a_port_in_use_is_said_in_one_line(server: Server) -> None:
+    with pytest.raises(CoupledQKError, match=rf"^port {server.server_port} of 127.0.0.1 is in use: choose another.*$"):
+        Server(server.readers, TEXT, port=server.server_port)
+    with pytest.raises(CoupledQKError, match="cannot listen on port 99999"):
+        Server(server.readers, TEXT, port=99_999)
