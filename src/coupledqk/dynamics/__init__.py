@@ -3,10 +3,12 @@
 from .affine import affine, affine_inverse
 from .evolve import INVERSES, METHODS, evolve
 from .forces import FORCES, Force, LinearForce, MLPForce, PotentialForce, ZeroForce
+from .implementations import IMPLEMENTATIONS
 from .module import AffineDynamics, Dynamics, Static, build_dynamics
 
 __all__ = [
     "FORCES",
+    "IMPLEMENTATIONS",
     "INVERSES",
     "METHODS",
     "AffineDynamics",

@@ -26,6 +26,9 @@ class Static(nn.Module):
 class Dynamics(nn.Module):
     """An integrator or a control, with a force shared by the heads and one step size dt = exp(τ) per key head."""
 
+    impl: str = "auto"
+    """How forward computes, see implementations.py; it may change at any time."""
+
     def __init__(self, config: DynamicsConfig, width: int, n_kv_heads: int) -> None:
         super().__init__()
         self.config = config
@@ -46,14 +49,16 @@ class Dynamics(nn.Module):
         return dt if self.gate is None else self.gate * dt
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return integrate(q, k, self.step_size, self.force, self.config.n_steps, self.config.method)
+        return integrate(q, k, self.step_size, self.force, self.config.n_steps, self.config.method, impl=self.impl)
 
     def inverse(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.config.method not in INVERSES:
             raise CoupledQKError(
                 f"method {self.config.method!r} has no inverse: {', '.join([*INVERSES, 'affine'])} have one"
             )
-        return integrate(q, k, self.step_size, self.force, self.config.n_steps, self.config.method, inverse=True)
+        return integrate(
+            q, k, self.step_size, self.force, self.config.n_steps, self.config.method, inverse=True, impl="reference"
+        )
 
     def extra_repr(self) -> str:
         return f"method={self.config.method}, n_steps={self.config.n_steps}"

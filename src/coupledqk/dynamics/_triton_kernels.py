@@ -1,0 +1,191 @@
+"""The two Triton kernels: a program holds some tokens of one key head with their queries, and W₁ and W₂, on chip for all steps.
+
+Every method is a run of blocks with one evaluation of the force in each:
+
+    euler           q ← q + dt · k  and  k ← k + dt · f(q), both from the old     n blocks
+    semi_implicit   k ← k + dt · f(q), then q ← q + dt · k                        n blocks
+    leapfrog        the same; half a kick in the first and in the last block,     n + 1 blocks
+                    and no drift in the last
+
+The backward kernel runs from the inputs to each block anew, so nothing of the trajectory is stored. That is about n²/2
+more evaluations of f: for a few steps, on chip, cheaper than memory. It sums the gradients of the weights and of dt
+over its tokens into a slot of its own: no atomics, the same bits every time.
+
+The G queries of a group are padded to GROUP, a power of two, and the width d to D; what is padded is 0 and stays 0.
+"""
+
+# pyright: reportArgumentType=false
+# A kernel is not Python: Triton makes a constexpr of a literal by itself.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, dt_ptr, w1_ptr, w2_ptr, new_q_ptr, new_k_ptr,
+    n_tokens, n_blocks, q_token, q_head, k_token, k_head, new_q_token, new_k_token,
+    METHOD: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    first, head = tl.program_id(0) * TOKENS, tl.program_id(1)
+    dt = tl.load(dt_ptr + head)
+    w1, w2 = load_matrix(w1_ptr, d, D), load_matrix(w2_ptr, d, D)
+
+    q_at, q_mask = tile(q_ptr, first, head, n_tokens, q_token, q_head, TOKENS, G, GROUP, d, D)
+    k_at, k_mask = tile(k_ptr, first, head, n_tokens, k_token, k_head, TOKENS, 1, 1, d, D)
+    q = tl.load(q_at, q_mask, 0.0).to(tl.float32)
+    k = tl.load(k_at, k_mask, 0.0).to(tl.float32)
+    for block in range(n_blocks):
+        q, k = advance(q, k, dt, w1, w2, block, n_blocks, METHOD, TOKENS, G, GROUP, D)
+
+    q_at, _ = tile(new_q_ptr, first, head, n_tokens, new_q_token, d, TOKENS, G, GROUP, d, D)
+    k_at, _ = tile(new_k_ptr, first, head, n_tokens, new_k_token, d, TOKENS, 1, 1, d, D)
+    tl.store(q_at, q, q_mask)
+    tl.store(k_at, k, k_mask)
+
+
+@triton.jit
+def backward_kernel(
+    grad_q_ptr, grad_k_ptr, q_ptr, k_ptr, dt_ptr, w1_ptr, w2_ptr,
+    new_q_ptr, new_k_ptr, dt_slots_ptr, w1_slots_ptr, w2_slots_ptr,
+    n_tokens, n_blocks, grad_q_token, grad_q_head, grad_k_token, grad_k_head,
+    q_token, q_head, k_token, k_head, new_q_token, new_k_token,
+    METHOD: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    slot, head = tl.program_id(0), tl.program_id(1)
+    dt = tl.load(dt_ptr + head)
+    w1, w2 = load_matrix(w1_ptr, d, D), load_matrix(w2_ptr, d, D)
+    grad_dt = tl.zeros((TOKENS,), tl.float32)
+    grad_w1, grad_w2 = tl.zeros((D, D), tl.float32), tl.zeros((D, D), tl.float32)
+
+    for first in range(slot * TOKENS, n_tokens, tl.num_programs(0) * TOKENS):
+        q_at, q_mask = tile(q_ptr, first, head, n_tokens, q_token, q_head, TOKENS, G, GROUP, d, D)
+        k_at, k_mask = tile(k_ptr, first, head, n_tokens, k_token, k_head, TOKENS, 1, 1, d, D)
+        grad_q_at, _ = tile(grad_q_ptr, first, head, n_tokens, grad_q_token, grad_q_head, TOKENS, G, GROUP, d, D)
+        grad_k_at, _ = tile(grad_k_ptr, first, head, n_tokens, grad_k_token, grad_k_head, TOKENS, 1, 1, d, D)
+        grad_q = tl.load(grad_q_at, q_mask, 0.0).to(tl.float32)
+        grad_k = tl.load(grad_k_at, k_mask, 0.0).to(tl.float32)
+
+        for undone in range(n_blocks):
+            block = n_blocks - 1 - undone
+            q = tl.load(q_at, q_mask, 0.0).to(tl.float32)
+            k = tl.load(k_at, k_mask, 0.0).to(tl.float32)
+            for before in range(block):
+                q, k = advance(q, k, dt, w1, w2, before, n_blocks, METHOD, TOKENS, G, GROUP, D)
+
+            h, slope = hidden(q, w1, TOKENS, G, GROUP)
+            h = sum_groups(h, TOKENS, GROUP, D)
+            force = times(h, tl.trans(w2), w2.dtype) / G
+            kick = kick_share(block, n_blocks, METHOD)
+            pull = sum_groups(grad_q, TOKENS, GROUP, D)
+            if METHOD == "euler":
+                grad_dt += tl.sum(pull * k + grad_k * force, axis=1)
+                grad_force = dt / G * grad_k
+                grad_k += dt * pull
+            else:
+                pull *= drift_share(block, n_blocks, METHOD)
+                grad_k += dt * pull
+                grad_dt += tl.sum(pull * (k + kick * dt * force) + kick * grad_k * force, axis=1)
+                grad_force = kick * dt / G * grad_k
+
+            grad_w2 += times(tl.trans(grad_force), h, w2.dtype)
+            grad_a = slope * spread_groups(times(grad_force, w2, w2.dtype), TOKENS, GROUP, D)
+            grad_w1 += times(tl.trans(grad_a), q, w1.dtype)
+            grad_q += times(grad_a, w1, w1.dtype)
+
+        q_at, _ = tile(new_q_ptr, first, head, n_tokens, new_q_token, d, TOKENS, G, GROUP, d, D)
+        k_at, _ = tile(new_k_ptr, first, head, n_tokens, new_k_token, d, TOKENS, 1, 1, d, D)
+        tl.store(q_at, grad_q, q_mask)
+        tl.store(k_at, grad_k, k_mask)
+
+    slot = slot * tl.num_programs(1) + head
+    tl.store(dt_slots_ptr + slot, tl.sum(grad_dt))
+    store_matrix(w1_slots_ptr + slot * d * d, grad_w1, d, D)
+    store_matrix(w2_slots_ptr + slot * d * d, grad_w2, d, D)
+
+
+@triton.jit
+def advance(
+    q, k, dt, w1, w2, block, n_blocks,
+    METHOD: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    h, _ = hidden(q, w1, TOKENS, G, GROUP)
+    h = sum_groups(h, TOKENS, GROUP, D)
+    kick = kick_share(block, n_blocks, METHOD) * dt / G * times(h, tl.trans(w2), w2.dtype)
+    if METHOD == "euler":
+        q += dt * spread_groups(k, TOKENS, GROUP, D)
+        k += kick
+    else:
+        k += kick
+        q += drift_share(block, n_blocks, METHOD) * dt * spread_groups(k, TOKENS, GROUP, D)
+    return q, k
+
+
+@triton.jit
+def kick_share(block, n_blocks, METHOD: tl.constexpr):
+    if METHOD == "leapfrog":
+        return tl.where((block == 0) | (block == n_blocks - 1), 0.5, 1.0)
+    return 1.0
+
+
+@triton.jit
+def drift_share(block, n_blocks, METHOD: tl.constexpr):
+    if METHOD == "leapfrog":
+        return tl.where(block == n_blocks - 1, 0.0, 1.0)
+    return 1.0
+
+
+@triton.jit
+def hidden(q, w1, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr):
+    """silu(W₁ q) and its slope."""
+    a = times(q, tl.trans(w1), w1.dtype)
+    s = tl.sigmoid(a)
+    if GROUP != G:  # a padded query drifts like the others, and must neither push nor pull
+        s = tl.where((tl.arange(0, TOKENS * GROUP) % GROUP < G)[:, None], s, 0.0)
+    h = a * s
+    return h, s + h * (1.0 - s)
+
+
+@triton.jit
+def times(x, y, dtype: tl.constexpr):
+    """The product in the precision of q and k, summed in float32."""
+    return tl.dot(x.to(dtype), y.to(dtype), input_precision="ieee")
+
+
+@triton.jit
+def sum_groups(x, TOKENS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr):
+    if GROUP == 1:
+        return x
+    return tl.sum(tl.reshape(x, (TOKENS, GROUP, D)), axis=1)
+
+
+@triton.jit
+def spread_groups(x, TOKENS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr):
+    if GROUP == 1:
+        return x
+    return tl.reshape(tl.broadcast_to(x[:, None, :], (TOKENS, GROUP, D)), (TOKENS * GROUP, D))
+
+
+@triton.jit
+def tile(
+    ptr, first, head, n_tokens, token_stride, head_stride,
+    TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Places and mask of (TOKENS · GROUP, D) numbers: the queries of `TOKENS` tokens in a group, or with G = 1 their keys."""
+    row, column = tl.arange(0, TOKENS * GROUP), tl.arange(0, D)
+    token, member = first + row // GROUP, row % GROUP
+    start = token.to(tl.int64) * token_stride + (head * G + member) * head_stride
+    mask = ((token < n_tokens) & (member < G))[:, None] & (column < d)[None, :]
+    return ptr + start[:, None] + column[None, :], mask
+
+
+@triton.jit
+def load_matrix(ptr, d: tl.constexpr, D: tl.constexpr):
+    i = tl.arange(0, D)
+    return tl.load(ptr + i[:, None] * d + i[None, :], (i < d)[:, None] & (i < d)[None, :], 0.0)
+
+
+@triton.jit
+def store_matrix(ptr, x, d: tl.constexpr, D: tl.constexpr):
+    i = tl.arange(0, D)
+    tl.store(ptr + i[:, None] * d + i[None, :], x, (i < d)[:, None] & (i < d)[None, :])

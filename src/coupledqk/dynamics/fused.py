@@ -1,0 +1,193 @@
+"""The integrators with the MLP force as one operator, whose backward is written by hand. The readable files are the truth.
+
+A method is a list of moves on q, on k, and on h, the hidden layer of the force summed over the G queries of a group:
+
+    force     h ← Σ silu(W₁ q)
+    kick      k ← k + dt/G · W₂ h        half kick: half of that
+    drift     q ← q + dt · k
+
+Only the inputs are saved. The backward pass replays the moves, keeps what each of them read, and undoes them in reverse.
+
+Why it is fast: q and k are laid out head by head. So dt folds into a W₂ for each head, and a kick is one matrix product that
+adds to k; the products for the gradient of W₂ give that of dt as well. W₂ acts after the sum over a group. The tokens
+come in chunks small enough for a replay to stay in the processor's cache, which also bounds its memory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .operators import dtype_of_sums, set_backward
+
+SCHEDULES: dict[str, Callable[[int], list[str]]] = {
+    "euler": lambda n: n * ["force", "drift", "kick"],
+    "leapfrog": lambda n: ["force", "half kick", *(n - 1) * ["drift", "force", "kick"], "drift", "force", "half kick"],
+    "semi_implicit": lambda n: n * ["force", "kick", "drift"],
+}
+SHARE = {"kick": 1.0, "half kick": 0.5}
+CHUNK = 1 << 18  # numbers of q in a chunk
+
+
+class Weights(NamedTuple):
+    """What the moves multiply with, in the precision of the sums."""
+
+    dt: Tensor  # (H_kv, 1, 1)
+    w1: Tensor  # (H, d, d), H times the same
+    kick: Tensor  # (H_kv, d, d): dt/G · W₂
+
+
+@torch.library.custom_op("coupledqk::fused_dynamics", mutates_args=())
+def fused_dynamics(
+    q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor, n_steps: int, method: str
+) -> tuple[Tensor, Tensor]:
+    """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides."""
+    with torch.autocast(q.device.type, enabled=False):
+        weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
+        new_q, new_k = empty_by_head(q), empty_by_head(k)
+        for tokens, q_chunk, k_chunk in chunks(q, k):
+            by_head(new_q)[:, tokens], by_head(new_k)[:, tokens] = run(q_chunk, k_chunk, weights, moves)
+        return new_q, new_k
+
+
+def run(q: Tensor, k: Tensor, weights: Weights, moves: list[str]) -> tuple[Tensor, Tensor]:
+    new_q, new_k, h = q.new_empty(q.shape), k.new_empty(k.shape), k
+    for move in moves:
+        if move == "force":
+            h = sum_groups(F.silu(torch.bmm(q, weights.w1.mT), inplace=True), len(k))
+        elif move == "drift":
+            q = drift(q, k, weights.dt, out=new_q)
+        else:
+            k = torch.baddbmm(k, h, weights.kick.mT, alpha=SHARE[move], out=new_k)
+    return q, k
+
+
+@torch.library.custom_op("coupledqk::fused_dynamics_backward", mutates_args=())
+def fused_dynamics_backward(
+    grad_q: Tensor,
+    grad_k: Tensor,
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    n_steps: int,
+    method: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    with torch.autocast(q.device.type, enabled=False):
+        weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
+        sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
+        new_q, new_k = empty_by_head(q), empty_by_head(k)
+        for tokens, q_chunk, k_chunk, grad_q_chunk, grad_k_chunk in chunks(q, k, grad_q, grad_k):
+            reads = replay(q_chunk, k_chunk, weights, moves)
+            grads = undo(reads, grad_q_chunk, grad_k_chunk, weights, sums)
+            by_head(new_q)[:, tokens], by_head(new_k)[:, tokens] = grads
+        per_head = sums.kick * (k.shape[2] / q.shape[2])
+        grad_dt = sums.dt.flatten() + (per_head * w2).sum((1, 2))
+        grad_w1, grad_w2 = sums.w1.sum(0), (per_head * weights.dt).sum(0)
+        return new_q, new_k, grad_dt.to(dt.dtype), grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
+
+
+class Read(NamedTuple):
+    """A move and what it read: a force q, a drift k, a kick h."""
+
+    move: str
+    x: Tensor
+    slope: Tensor  # of silu at W₁ q; used by a force alone
+
+
+def replay(q: Tensor, k: Tensor, weights: Weights, moves: list[str]) -> list[Read]:
+    h = slope = k
+    one = torch.ones((), dtype=q.dtype, device=q.device)
+    reads = []
+    for i, move in enumerate(moves):
+        if move == "force":
+            a = torch.bmm(q, weights.w1.mT)
+            slope = torch.sigmoid(a)
+            h = a.mul_(slope)
+            torch.lerp(h, one, slope, out=slope)  # silu' = h + σ(1 − h)
+            h = sum_groups(h, len(k))
+            reads.append(Read(move, q, slope))
+        elif move == "drift":
+            reads.append(Read(move, k, slope))
+            if "force" in moves[i:]:
+                q = drift(q, k, weights.dt, out=q.new_empty(q.shape))
+        else:
+            reads.append(Read(move, h, slope))
+            if "drift" in moves[i:]:
+                k = torch.baddbmm(k, h, weights.kick.mT, alpha=SHARE[move])
+    return reads
+
+
+def undo(reads: list[Read], grad_q: Tensor, grad_k: Tensor, weights: Weights, sums: Weights) -> tuple[Tensor, Tensor]:
+    """Carries the gradients of q and k from the end of the moves to their beginning, and adds to those of the weights."""
+    new_q, new_k, grad_h = grad_q.new_empty(grad_q.shape), grad_k.new_empty(grad_k.shape), grad_k
+    for move, x, slope in reversed(reads):
+        if move == "force":
+            by_group(slope, len(grad_k)).mul_(grad_h.unsqueeze(1))
+            sums.w1.baddbmm_(slope.mT, x)
+            grad_q = torch.baddbmm(grad_q, slope, weights.w1, out=new_q)
+        elif move == "drift":
+            pull = sum_groups(grad_q, len(grad_k))
+            sums.dt.add_((pull * x).sum((1, 2), keepdim=True))
+            grad_k = torch.addcmul(grad_k, pull, weights.dt, out=new_k)
+        else:
+            sums.kick.baddbmm_(grad_k.mT, x, alpha=SHARE[move])
+            grad_h = torch.bmm(grad_k, SHARE[move] * weights.kick)
+    return grad_q, grad_k
+
+
+def fold(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor) -> Weights:
+    dtype = dtype_of_sums(q, k)
+    heads, key_heads = q.shape[2], k.shape[2]
+    dt = dt.to(dtype).view(-1, 1, 1)
+    return Weights(dt, w1.to(dtype).expand(heads, -1, -1), dt * (key_heads / heads) * w2.to(dtype))
+
+
+def drift(q: Tensor, k: Tensor, dt: Tensor, out: Tensor) -> Tensor:
+    torch.addcmul(by_group(q, len(k)), k.unsqueeze(1), dt.unsqueeze(1), out=by_group(out, len(k)))
+    return out
+
+
+def by_group(x: Tensor, key_heads: int) -> Tensor:
+    return x.unflatten(0, (key_heads, -1))  # (H_kv, G, B·T, d)
+
+
+def sum_groups(x: Tensor, key_heads: int) -> Tensor:
+    return x if len(x) == key_heads else by_group(x, key_heads).sum(1)
+
+
+def by_head(x: Tensor) -> Tensor:
+    return x.permute(2, 0, 1, 3).flatten(1, 2)  # (H, B·T, d)
+
+
+def empty_by_head(x: Tensor) -> Tensor:
+    """Memory for an x of (B, T, H, d), laid out head by head."""
+    B, T, H, d = x.shape
+    return x.new_empty(H, B, T, d).permute(1, 2, 0, 3)
+
+
+def chunks(q: Tensor, k: Tensor, *grads: Tensor) -> Iterator[tuple[slice, *tuple[Tensor, ...]]]:
+    """Some tokens at a time: which, and the tensors there, by head and in the precision of the sums."""
+    dtype = dtype_of_sums(q, k)
+    tensors = [by_head(x) for x in (q, k, *grads)]
+    heads, n_tokens, d = tensors[0].shape
+    step = max(1, CHUNK // (heads * d)) if q.is_cpu else n_tokens
+    for start in range(0, n_tokens, step):
+        tokens = slice(start, start + step)
+        yield tokens, *(x[:, tokens].to(dtype) for x in tensors)
+
+
+@fused_dynamics.register_fake
+def _(q, k, dt, w1, w2, n_steps, method):
+    return empty_by_head(q), empty_by_head(k)
+
+
+@fused_dynamics_backward.register_fake
+def _(grad_q, grad_k, q, k, dt, w1, w2, n_steps, method):
+    return empty_by_head(q), empty_by_head(k), *(x.new_empty(x.shape) for x in (dt, w1, w2))
+
+
+set_backward(fused_dynamics, fused_dynamics_backward, "fused")

@@ -1,0 +1,275 @@
+"""The fused dynamics are the reference dynamics: the values, every gradient, and every way in which PyTorch calls them."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from conftest import TINY, double_randn, mlp_force, random_tokens, tiny_model
+from coupledqk import CoupledQKError, TransformerLM, evolve
+from coupledqk.config import DynamicsConfig
+from coupledqk.dynamics import Dynamics, LinearForce, MLPForce, fused
+from coupledqk.dynamics.evolve import integrate
+from coupledqk.dynamics.fused import SCHEDULES, fused_dynamics, fused_dynamics_backward
+from coupledqk.dynamics.implementations import WORTH_FUSING, choose
+
+KEY_HEADS = 2
+
+
+def random_inputs(B, T, d, group_size, dtype=torch.float64):
+    """One projection to q, k and v, a step size per key head, and the weights of the force."""
+    qkv = double_randn(B, T, (group_size + 2) * KEY_HEADS * d)
+    dt = 0.1 + 0.2 * torch.rand(KEY_HEADS, dtype=torch.float64)
+    w1, w2 = double_randn(2, d, d) / d**0.5
+    # step sizes are as precise as the sums
+    return [qkv.to(dtype), dt.to(torch.promote_types(dtype, torch.float32)), w1.to(dtype), w2.to(dtype)]
+
+
+def heads(qkv, d):
+    """q and k as attention has them: strided views."""
+    q, k, _ = qkv.unflatten(-1, (-1, d)).split([qkv.shape[-1] // d - 2 * KEY_HEADS, KEY_HEADS, KEY_HEADS], dim=2)
+    return q, k
+
+
+def move(impl, qkv, dt, w1, w2, n_steps, method):
+    force = MLPForce(d := len(w1))
+    del force.w1, force.w2
+    force.w1, force.w2 = w1, w2
+    return evolve(*heads(qkv, d), dt, force, n_steps, method, impl=impl)
+
+
+def values_and_gradients(impl, inputs, n_steps, method):
+    """q, k, and the gradients of the projection, the step sizes and the weights."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    moved = move(impl, *inputs, n_steps, method)
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randint(-3, 4, x.shape, generator=generator).to(x) for x in moved]
+    return [x.detach() for x in (*moved, *torch.autograd.grad(moved, inputs, grads))]
+
+
+LITTLE = 4 * torch.finfo(torch.float32).eps
+
+
+def assert_as_exact_as_the_reference(impl, inputs, n_steps, method, little=LITTLE, context=nullcontext):
+    """The error against float64 is at most the reference's own, in the same precision, plus a little."""
+    truth = values_and_gradients("reference", [x.double() for x in inputs], n_steps, method)
+    with context():
+        reference = values_and_gradients("reference", inputs, n_steps, method)
+        ours = values_and_gradients(impl, inputs, n_steps, method)
+    names = ("q", "k", "gradient of qkv", "gradient of dt", "gradient of w1", "gradient of w2")
+    for name, x, y, z in zip(names, ours, reference, truth, strict=True):
+        assert x.dtype == y.dtype
+        # the gradient of dt is a sum of numbers of either sign, which may happen to be near 0
+        size = max(z.norm(), truth[0].numel() ** 0.5) if name == "gradient of dt" else z.norm()
+        error, allowed = (float((a.double() - z).norm() / size) for a in (x, y))
+        assert error <= 1.1 * allowed + little, name
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(2, 1, 20), (1, 63, 60)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.usefixtures("poisoned_memory")
+def test_as_exact_as_the_reference(method, dtype, shape, group_size, n_steps, monkeypatch):
+    monkeypatch.setattr(fused, "CHUNK", 4000)  # several chunks, the last one shorter
+    assert_as_exact_as_the_reference("fused", random_inputs(*shape, group_size, dtype), n_steps, method)
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("method", SCHEDULES)
+def test_gradients_by_finite_differences(method, group_size):
+    qkv, dt, w1, w2 = (x.requires_grad_() for x in random_inputs(2, 2, 3, group_size))
+    torch.autograd.gradcheck(
+        lambda qkv, dt, w1, w2: fused_dynamics(*heads(qkv, 3), dt, w1, w2, 3, method), (qkv, dt, w1, w2)
+    )
+
+
+STEP_SIZES = {
+    "a number": 0.2,
+    "a scalar": torch.tensor(0.2, dtype=torch.float64),
+    "one per key head": torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64),
+    "closed gates": torch.zeros(3, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("dt", STEP_SIZES.values(), ids=STEP_SIZES)
+@pytest.mark.parametrize("layout", ["BTHD", "BHTD"])
+def test_any_layout_and_any_kind_of_step_size(layout, dt):
+    inputs = [*double_randn(2, 2, 3, 3, 5), torch.as_tensor(dt)]
+    results = []
+    for impl in ("reference", "fused"):
+        q, k, step = (x.requires_grad_() for x in inputs)
+        moved = integrate(q, k, dt if isinstance(dt, float) else step, mlp_force(5), 3, "leapfrog", layout, impl=impl)
+        loss = sum(x.square().sum() for x in moved)
+        results.append([*moved, *torch.autograd.grad(loss, (q, k, step), materialize_grads=True)])
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_but_the_inputs_is_kept_for_the_backward():
+    qkv, *others = (x.requires_grad_() for x in random_inputs(1, 5, 4, 2))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        fused_dynamics(*heads(qkv, 4), *others, 3, "leapfrog")
+    assert len(kept) == 5
+    given = {x.untyped_storage().data_ptr() for x in (qkv, *others)}
+    assert {x.untyped_storage().data_ptr() for x in kept} == given
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_does_not_reach_inside(dtype):
+    inputs = random_inputs(1, 9, 8, 2, torch.float32)
+    outside = values_and_gradients("fused", inputs, 3, "leapfrog")
+    with torch.autocast("cpu", dtype):
+        inside = values_and_gradients("fused", inputs, 3, "leapfrog")
+    assert all(map(torch.equal, inside, outside))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_under_autocast_as_exact_as_the_reference(dtype):
+    """The projection leaves autocast in half precision; the force's weights are kept in float32."""
+    qkv, dt, w1, w2 = random_inputs(1, 33, 16, 2, torch.float32)
+    assert_as_exact_as_the_reference(
+        "fused", [qkv.to(dtype), dt, w1, w2], 3, "leapfrog", context=partial(torch.autocast, "cpu", dtype)
+    )
+
+
+def test_the_operators_are_well_formed():
+    qkv, *others = random_inputs(2, 3, 4, 2)
+    q, k = heads(qkv, 4)
+    torch.library.opcheck(fused_dynamics, (q.requires_grad_(), k, *others, 2, "leapfrog"))
+    torch.library.opcheck(
+        fused_dynamics_backward, (torch.randn_like(q), torch.randn_like(k), q.detach(), k, *others, 2, "euler")
+    )
+
+
+def test_compiles_to_one_graph():
+    q, k, dt = double_randn(1, 7, 4, 4), double_randn(1, 7, 2, 4), torch.rand(2, dtype=torch.float64)
+    inputs, force = [x.requires_grad_() for x in (q, k, dt)], mlp_force(4).requires_grad_()
+    results = []
+    for function in (evolve, torch.compile(evolve, fullgraph=True)):
+        moved = function(*inputs, force, n_steps=2, impl="fused")
+        loss = sum(x.square().sum() for x in moved)
+        results.append([*moved, *torch.autograd.grad(loss, [*inputs, *force.parameters()])])
+    torch.testing.assert_close(*results)
+
+
+def with_impl(model, impl):
+    for module in model.modules():
+        if isinstance(module, Dynamics):
+            module.impl = impl
+    return model
+
+
+def losses_of_training(impl, variant):
+    model = with_impl(TransformerLM.from_preset("nano", variant, **TINY), impl)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(32):
+        tokens = torch.randint(TINY["vocab_size"], (2, 17), generator=torch.Generator().manual_seed(step % 4))
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("variant", ["euler", "hamiltonian", "hamiltonian_gqa"])
+def test_a_training_run_is_the_same(variant):
+    fused, reference = losses_of_training("fused", variant), losses_of_training("reference", variant)
+    assert fused == pytest.approx(reference, rel=1e-4)
+    assert fused[-1] < 0.9 * fused[0]
+
+
+def gradients(model, tokens):
+    model.zero_grad()
+    model(tokens, tokens).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_gradient_checkpointing_changes_no_bit():
+    model, tokens = with_impl(tiny_model("hamiltonian"), "fused"), random_tokens(2, 9)
+    plain = gradients(model, tokens)
+    model.gradient_checkpointing = True
+    assert all(map(torch.equal, gradients(model, tokens), plain))
+
+
+def test_data_parallel_training_sees_every_gradient(tmp_path):
+    model, tokens = with_impl(tiny_model("hamiltonian"), "fused"), random_tokens(2, 9)
+    alone = gradients(model, tokens)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        torch.testing.assert_close(gradients(DistributedDataParallel(model), tokens), alone)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Doubled(MLPForce):
+    def forward(self, q):
+        return 2 * super().forward(q)
+
+
+def hooked_force():
+    force = mlp_force(4)
+    force.register_forward_hook(lambda *_: None)
+    return force
+
+
+NOT_FUSED = {
+    "a function": (lambda: torch.sin, {}, "sin as force"),
+    "another force": (lambda: LinearForce(4).double(), {}, "LinearForce as force"),
+    "a force of one's own": (lambda: Doubled(4).double(), {}, "Doubled as force"),
+    "a hooked force": (hooked_force, {}, "hooks on the force"),
+    "a control": (lambda: mlp_force(4), {"method": "kick"}, "method 'kick'"),
+    "the inverse": (lambda: mlp_force(4), {"inverse": True}, "inverse=True"),
+}
+
+
+@pytest.mark.parametrize(("make_force", "settings", "says"), NOT_FUSED.values(), ids=NOT_FUSED)
+def test_what_cannot_be_fused_says_so_and_auto_leaves_it_to_the_reference(make_force, settings, says):
+    q, k = double_randn(2, 1, 3, 2, 4)
+    with pytest.raises(CoupledQKError, match=f"impl='fused' does not work with {says}.*set impl to 'reference'"):
+        evolve(q, k, 0.1, make_force(), impl="fused", **settings)
+    big = torch.empty(WORTH_FUSING)
+    assert choose("auto", big, make_force(), settings.get("method", "leapfrog"), "inverse" in settings) == "reference"
+
+
+def test_auto_fuses_what_was_timed_to_be_faster():
+    force = mlp_force(4)
+    assert choose("auto", torch.empty(WORTH_FUSING), force, "leapfrog", False) == "fused"
+    assert choose("auto", torch.empty(WORTH_FUSING - 1), force, "leapfrog", False) == "reference"
+    assert choose("auto", torch.empty(WORTH_FUSING, device="meta"), force, "leapfrog", False) == "reference"
+
+
+def test_unknown_impl():
+    q, k = double_randn(2, 1, 3, 2, 4)
+    with pytest.raises(CoupledQKError, match="unknown impl 'fuse': did you mean 'fused'"):
+        evolve(q, k, 0.1, mlp_force(4), impl="fuse")
+
+
+def test_second_derivatives_are_refused_in_one_line():
+    q, k = (x.requires_grad_() for x in double_randn(2, 1, 3, 2, 4))
+    moved, _ = evolve(q, k, 0.1, mlp_force(4), impl="fused")
+    (gradient,) = torch.autograd.grad(moved.sum(), q, create_graph=True)
+    with pytest.raises(CoupledQKError, match="impl='fused' has no second derivatives: set impl='reference'"):
+        gradient.sum().backward()
+
+
+def test_transformations_of_torch_func_use_the_reference():
+    q, k = double_randn(2, 1, WORTH_FUSING // 16, 4, 4)
+    force = mlp_force(4)
+    assert choose("auto", q, force, "leapfrog", False) == "fused"
+    _, tangent = torch.func.jvp(lambda q: evolve(q, k, 0.1, force)[0], (q,), (q,))
+    assert tangent.shape == q.shape
+    with pytest.raises(CoupledQKError, match=r"does not work with the transformations of torch\.func"):
+        torch.func.vmap(lambda q, k: evolve(q, k, 0.1, force, impl="fused"))(q[None], k[None])
+
+
+def test_a_module_runs_backwards_whatever_its_impl():
+    dynamics = Dynamics(DynamicsConfig(method="leapfrog"), width=4, n_kv_heads=2).double()
+    dynamics.impl = "fused"
+    q, k = double_randn(2, 1, 3, 2, 4)
+    torch.testing.assert_close(dynamics.inverse(*dynamics(q, k)), (q, k))

@@ -1,0 +1,135 @@
+"""The Triton kernels: in the interpreter they are the reference dynamics, and they compile for GPUs that are not here.
+
+Triton decides when it is first imported whether it interprets. So everything named check_ runs in a process of its own, which
+`test_in_the_interpreter` starts. The interpreter is slow: the shapes are small.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import coupledqk.dynamics
+from conftest import double_randn, mlp_force
+from coupledqk import CoupledQKError, evolve
+from coupledqk.dynamics.fused import SCHEDULES
+from coupledqk.dynamics.triton import MAX_WIDTH, compile_report, triton_dynamics, triton_dynamics_backward
+from test_fused import LITTLE, assert_as_exact_as_the_reference, heads, random_inputs
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is built for Linux alone")
+
+
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-o", "python_functions=check_*", "-p", "no:cacheprovider"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "-p", "no:xdist"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("group_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.usefixtures("poisoned_memory")
+def check_every_method(method, group_size, n_steps):
+    inputs = random_inputs(1, 9, 20, group_size, torch.float32)
+    assert_as_exact_as_the_reference("triton", inputs, n_steps, method)
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def check_half_precision(dtype, method, group_size):
+    # the products are rounded as often as the reference's, but elsewhere
+    little = torch.finfo(dtype).eps / 4
+    assert_as_exact_as_the_reference("triton", random_inputs(1, 17, 16, group_size, dtype), 2, method, little)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 60), (1, 63, 20), (3, 1, 4), (1, 16, 128)], ids=str)
+def check_odd_shapes(shape):
+    assert_as_exact_as_the_reference("triton", random_inputs(*shape, 1, torch.float32), 1, "leapfrog")
+
+
+def check_the_same_bits_every_time():
+    qkv, *others = random_inputs(1, 70, 16, 2, torch.float32)
+    q, k = heads(qkv, 16)
+    first, second = (triton_dynamics_backward(q, k, q, k, *others, 2, "euler") for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def check_the_operators_are_well_formed():
+    qkv, *others = random_inputs(1, 3, 4, 2, torch.float32)
+    q, k = heads(qkv, 4)
+    torch.library.opcheck(triton_dynamics, (q.requires_grad_(), k, *others, 1, "leapfrog"))
+    grads = torch.randn_like(q), torch.randn_like(k)
+    torch.library.opcheck(triton_dynamics_backward, (*grads, q.detach(), k, *others, 1, "leapfrog"))
+
+
+def check_what_the_kernels_do_not_take():
+    q, k = double_randn(2, 1, 1, 1, MAX_WIDTH + 1)
+    force = mlp_force(MAX_WIDTH + 1)
+    with pytest.raises(CoupledQKError, match=r"not in torch\.float64 and torch\.float64: set impl='fused'"):
+        evolve(q, k, 0.1, force, impl="triton")
+    with pytest.raises(CoupledQKError, match="heads up to 128 wide, not 129: set impl='fused'"):
+        evolve(q.float(), k.float(), 0.1, force.float(), impl="triton")
+    with pytest.raises(CoupledQKError, match="unset TRITON_INTERPRET"):
+        compile_report()
+
+
+def check_a_gpu_with_too_little_memory_is_one_line(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    from coupledqk.dynamics import _triton_kernels
+
+    class Kernel:
+        def __getitem__(self, grid):
+            raise OutOfResources(139_264, 101_376, "shared memory")
+
+    monkeypatch.setattr(_triton_kernels, "forward_kernel", Kernel())
+    q, k = double_randn(2, 1, 1, 1, 128).float()
+    with pytest.raises(
+        CoupledQKError, match="needs 139264 of shared memory, and this GPU has 101376: set impl='fused'"
+    ):
+        evolve(q, k, 0.1, mlp_force(128).float(), impl="triton")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", SCHEDULES)
+def test_on_a_gpu(method, dtype):
+    little = LITTLE if dtype == torch.float32 else torch.finfo(dtype).eps / 4
+    inputs = [x.cuda() for x in random_inputs(3, 501, 60, 2, dtype)]
+    assert_as_exact_as_the_reference("triton", inputs, 3, method, little)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_what_to_do():
+    q, k = double_randn(2, 1, 3, 2, 4).float()
+    with pytest.raises(CoupledQKError, match="runs on CUDA devices, not on cpu: set impl to 'auto' or 'fused'"):
+        evolve(q, k, 0.1, mlp_force(4).float(), impl="triton")
+
+
+def test_without_triton_it_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "coupledqk.dynamics._triton_kernels", raising=False)
+    monkeypatch.delattr(coupledqk.dynamics, "_triton_kernels", raising=False)
+    q, k = double_randn(2, 1, 3, 2, 4).float()
+    with pytest.raises(CoupledQKError, match=r"pip install 'coupledqk\[triton\]', or set impl to 'auto' or 'fused'"):
+        evolve(q, k, 0.1, mlp_force(4).float(), impl="triton")
+
+
+@pytest.mark.parametrize("capability", [75, 80, 90])
+def test_compiles_ahead_of_time(capability):
+    forward, backward = compile_report([capability], head_dims=[64], dtypes=[torch.float32])
+    assert (forward["kernel"], backward["kernel"]) == ("forward", "backward")
+    assert forward["fits"]
+    assert backward["fits"]
+    assert 0 < forward["registers"] <= backward["registers"] <= 255
+    assert forward["spills"] == 0
+
+
+def test_unknown_capability():
+    with pytest.raises(CoupledQKError, match="unknown compute capability 20: choose from 75, 80"):
+        compile_report([20])
