@@ -1,0 +1,96 @@
+"""No speed is reported for wrong numbers: what is timed must agree with the readable definition."""
+
+import copy
+import math
+import re
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..errors import CoupledQKError
+from ..loss import plain_loss
+from ..model import TransformerLM
+from .contenders import Contender, Rival, Setup, set_impl
+
+ENOUGH_TOKENS = 512
+"""More are not checked. A model at least 128 wide computes so many as it computes more: by the fast implementation, if any."""
+
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 2e-3}
+"""How much worse than the reference in the same precision the relative error of a loss or gradient may be."""
+
+
+def check_loss(contender: Contender, model: Rival, setup: Setup) -> None:
+    """Ours: the loss and all gradients, against the same in float64. A peer's loss must be finite."""
+    n_rows = max(1, ENOUGH_TOKENS // setup.seq_len)
+    batch = setup.random_batch(contender.config.vocab_size)
+    tokens, targets = (x[:n_rows, :ENOUGH_TOKENS].contiguous() for x in batch)
+    if not isinstance(model, TransformerLM):
+        with torch.no_grad(), setup.autocast():
+            loss = float(model(tokens, targets))
+        if not math.isfinite(loss):
+            raise CoupledQKError(f"the loss of {contender.name} is {loss}: no speed is reported for it")
+        return
+    truth = readable_gradients(copy.deepcopy(model).to("cpu", torch.float64), tokens.cpu(), targets.cpu())
+    with setup.autocast():
+        given = gradients(model(tokens, targets, reduction="sum"), model)
+        expected = readable_gradients(model, tokens, targets)
+        set_impl(model, contender.impl)
+    compare(contender.name, errors(given, truth), errors(expected, truth), TOLERANCE[setup.precision])
+
+
+def readable_gradients(model: TransformerLM, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """By the definitions: reference dynamics, attention written out, all logits at once."""
+    set_impl(model, "reference")
+    with sdpa_kernel(SDPBackend.MATH):
+        return gradients(plain_loss(model.hidden(tokens), model.embed.weight, targets, "sum"), model)
+
+
+def gradients(loss: Tensor, model: TransformerLM) -> dict[str, Tensor]:
+    """The loss and the gradient of each kind of weight, of all layers together: a single head's may be mostly rounding."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    kinds: dict[str, list[Tensor]] = {"the loss": [loss.detach().reshape(1)]}
+    for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+        kinds.setdefault("the gradient of " + re.sub(r"\.\d+\.", ".", name), []).append(gradient.flatten())
+    return {kind: torch.cat(parts).to("cpu", torch.float64) for kind, parts in kinds.items()}
+
+
+def errors(given: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
+    """Relative; what is nearly 0 is held against the norm of all."""
+    floor = 1e-9 * math.hypot(*(float(x.norm()) for x in truth.values()))
+    return {
+        kind: float((given[kind] - exact).norm()) / max(float(exact.norm()), floor) for kind, exact in truth.items()
+    }
+
+
+def compare(name: str, given: dict[str, float], allowed: dict[str, float], tolerance: float) -> None:
+    for kind, error in given.items():
+        limit = 2 * allowed[kind] + tolerance
+        if not error <= limit:
+            raise CoupledQKError(
+                f"{name} fails its numerics check: {kind} is off by {error:.1e}, where the reference allows {limit:.1e}; no "
+                "speed is reported for it. Leave it out, and report it"
+            )
+
+
+def check_decoding(contender: Contender, model: Rival, prompt: Tensor, new_tokens: int, setup: Setup) -> None:
+    """As many tokens as were asked for; and ours have the same logits with the cache as without."""
+    n_prompt = prompt.shape[1]
+    with torch.no_grad(), setup.autocast():
+        tokens = model.greedy(prompt, new_tokens)
+        if tokens.shape[1] != n_prompt + new_tokens:
+            made = tokens.shape[1] - n_prompt
+            raise CoupledQKError(f"{contender.name} made {made} tokens, not {new_tokens}: no speed is reported for it")
+        if not isinstance(model, TransformerLM):
+            return
+        cache = model.new_cache(tokens.shape[1])
+        steps = tokens.split([n_prompt, *new_tokens * [1]], dim=1)
+        cached = torch.cat([model(step, cache=cache) for step in steps], dim=1).float()
+        whole = model(tokens).float()
+    error = float((cached - whole).abs().max() / whole.std())
+    limit = 10 * TOLERANCE[setup.precision]  # both round, and the largest of many logits the most
+    if not error <= limit:
+        raise CoupledQKError(
+            f"{contender.name} fails its numerics check: with the cache its logits are off by {error:.1e} of their spread "
+            f"(allowed: {limit:.1e}); no speed is reported for it. Leave it out, and report it"
+        )

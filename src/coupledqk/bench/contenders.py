@@ -1,0 +1,114 @@
+"""Who is timed, and on what."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..costs import has_fast_dynamics
+from ..dynamics import IMPLEMENTATIONS, Dynamics
+from ..errors import unknown
+from ..model import TransformerLM
+from ..schema import change, check_fields, require
+from ..training.loop import AUTOCAST
+from ..variants import preset
+from .peers import TWINS, Peer, find_peer
+
+BASELINE = "standard"
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs and targets, (batch, seq_len) each."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the same for every contender."""
+
+    batch: int
+    seq_len: int
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the products, by autocast; weights are float32."""
+    device: str = "cpu"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("batch", "seq_len", "threads"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        enabled = self.precision != "fp32"
+        return torch.autocast(torch.device(self.device).type, AUTOCAST[self.precision], enabled=enabled)
+
+    def random_batch(self, vocab_size: int) -> Batch:
+        """Always the same."""
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(vocab_size, (self.batch, self.seq_len + 1), generator=generator).to(self.device)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One of our variants, or a peer; plain values, so that another process can build it."""
+
+    name: str
+    config: ModelConfig
+    """A peer's is that of the variant with the same products."""
+    impl: str = "auto"
+    """Of the dynamics."""
+    peer: str | None = None
+
+    @property
+    def n_steps(self) -> int | None:
+        """Of the dynamics, if they take steps."""
+        dynamics = self.config.attention.dynamics
+        return None if dynamics.method in ("none", "affine") else dynamics.n_steps
+
+    def build(self, device: str) -> "Rival":
+        """A module that maps (tokens, targets) to the mean loss and has `greedy(prompt, max_new_tokens)`."""
+        if self.peer is not None:
+            return find_peer(self.peer)(self.config).to(device)
+        model = Ours(self.config).to(device)
+        set_impl(model, self.impl)
+        return model
+
+
+class Ours(TransformerLM):
+    def greedy(self, prompt: Tensor, max_new_tokens: int) -> Tensor:
+        return self.generate(prompt, max_new_tokens, temperature=0.0)
+
+
+Rival = Ours | Peer
+
+
+def set_impl(model: nn.Module, impl: str) -> None:
+    for module in model.modules():
+        if isinstance(module, Dynamics):
+            module.impl = impl
+
+
+def our_contenders(
+    size: str, variants: Sequence[str], impls: Sequence[str] = ("auto",), n_steps: Sequence[int] = (), **shape: Any
+) -> list[Contender]:
+    """The baseline and the variants: each once for every one of `n_steps` and `impls` that its dynamics can have."""
+    for impl in impls:
+        if impl not in IMPLEMENTATIONS:
+            raise unknown("impl", impl, IMPLEMENTATIONS)
+    contenders = []
+    for name in dict.fromkeys([BASELINE, *variants]):
+        plain = Contender(name, preset(size, name, **shape))
+        steps = n_steps if plain.n_steps else ()
+        for config in [change(plain.config, {"n_steps": n}) for n in steps] or [plain.config]:
+            for impl in impls if has_fast_dynamics(config.attention) else ["auto"]:
+                contenders.append(Contender(name if impl == "auto" else f"{name} ({impl})", config, impl))
+    return contenders
+
+
+def peer_contenders(size: str, peers: Sequence[str], **shape: Any) -> list[Contender]:
+    for name in peers:
+        find_peer(name)
+    return [Contender(name, preset(size, TWINS[name], **shape), peer=name) for name in dict.fromkeys(peers)]

@@ -1,0 +1,86 @@
+"""Peak memory of one forward and backward pass, in a process of its own.
+
+On a CPU it is the process' peak resident memory less what it held before the model was built, when a pass of a tiny one
+had loaded all libraries: weights, gradients, activations, and the allocator's waste. On CUDA it is PyTorch's own peak of
+allocated memory.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..errors import CoupledQKError
+from ..schema import from_dict, to_dict
+from .contenders import Contender, Setup
+
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Memory:
+    peak_mb: float
+    """Above `before_mb`."""
+    before_mb: float
+    """Interpreter and libraries; 0 on CUDA."""
+    batch: int
+    """Sequences in the pass."""
+
+
+def peak_memory(contender: Contender, setup: Setup) -> Memory:
+    """Starts the process and waits for it."""
+    order = json.dumps({"contender": to_dict(contender), "setup": to_dict(setup)})
+    command = [sys.executable, "-m", "coupledqk.bench.memory", order]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode}"])[-1]
+        raise CoupledQKError(
+            f"the memory of {contender.name} could not be measured ({reason}): if it does not fit, use a smaller batch"
+        )
+    return Memory(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure_here(contender: Contender, setup: Setup) -> Memory:
+    """Of this process; it should do nothing else."""
+    torch.set_num_threads(setup.threads)
+    one_pass(tiny(contender), replace(setup, batch=1, seq_len=8))  # what libraries load at first use is not the model's
+    on_cuda = torch.device(setup.device).type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    before = 0.0 if on_cuda else resident("VmRSS")
+    one_pass(contender, setup)
+    peak = torch.cuda.max_memory_allocated(setup.device) if on_cuda else resident("VmHWM")
+    return Memory((peak - before) / MB, before / MB, setup.batch)
+
+
+def one_pass(contender: Contender, setup: Setup) -> None:
+    model = contender.build(setup.device)
+    tokens, targets = setup.random_batch(contender.config.vocab_size)
+    with setup.autocast():
+        loss = model(tokens, targets)
+    loss.backward()
+
+
+def tiny(contender: Contender) -> Contender:
+    n_heads = contender.config.n_heads
+    return replace(
+        contender, config=replace(contender.config, d_model=16 * n_heads, n_layers=1, d_ff=16, vocab_size=32)
+    )
+
+
+def resident(field: str) -> float:
+    """Bytes. Linux tells of this process alone; getrusage would count what the parent held when it started us."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(status.read_text().split(f"{field}:")[1].split()[0]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
+    print(json.dumps(asdict(measure_here(from_dict(Contender, order["contender"]), from_dict(Setup, order["setup"])))))

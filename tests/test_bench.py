@@ -1,0 +1,250 @@
+"""The benchmark: fair ratios, no speed for wrong numbers, and results that can be read again."""
+
+import csv
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coupledqk.bench import check, results, throughput
+from coupledqk.bench.contenders import Contender, Setup, our_contenders, peer_contenders
+from coupledqk.bench.decode import decode
+from coupledqk.bench.memory import Memory, peak_memory
+from coupledqk.bench.timing import speeds, spread, take_turns
+from coupledqk.cli import main
+from coupledqk.dynamics import fused
+from coupledqk.lab.paper import THROUGHPUT
+
+SMALL = ["--preset", "nano", "--vocab", "97", "--batch", "2", "--seq-len", "32", "--rounds", "2", "--device", "cpu"]
+SMALL += ["--threads", "1"]
+
+
+@pytest.fixture
+def memory_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a process for each contender takes seconds; one test does."""
+    monkeypatch.setattr(throughput, "peak_memory", lambda contender, setup: Memory(2.0, 1.0, setup.batch))
+
+
+def bench(capsys: pytest.CaptureFixture[str], *flags: str) -> dict:
+    main(["bench", *SMALL, *flags, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", *SMALL, *flags])
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert not said.out
+    return said.err.splitlines()[-1]
+
+
+@given(st.lists(st.floats(0.5, 50), min_size=1, max_size=9))
+def test_a_machine_that_slows_down_for_whole_rounds_changes_no_ratio(slowness: list[float]) -> None:
+    times = {"standard": [3.0 * s for s in slowness], "euler": [4.0 * s for s in slowness]}
+    found = speeds(times, "standard", tokens=12)
+    assert found["euler"].relative.median == pytest.approx(0.75)
+    assert found["euler"].relative.low == pytest.approx(found["euler"].relative.high)
+    assert found["standard"].relative.median == 1
+
+
+def test_the_ratio_is_the_median_of_ratios_and_not_a_ratio_of_medians() -> None:
+    found = speeds({"standard": [1.0, 2.0, 9.0], "euler": [2.0, 8.0, 1.0]}, "standard", tokens=8)["euler"]
+    assert found.relative.median == 0.5  # of 1/2, 1/4 and 9; the medians alone would give 2/2
+    assert (found.relative.low, found.relative.high) == (0.375, 4.75)
+    assert found.tokens_per_second == 4
+
+
+def test_one_round_has_no_spread() -> None:
+    assert spread([0.9]).low == spread([0.9]).high == 0.9
+
+
+def test_every_round_times_everyone_once_and_each_goes_first_in_turn() -> None:
+    calls: list[str] = []
+    runs = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "abc"}
+    times = take_turns(runs, rounds=3)
+    assert "".join(calls) == "abcbcacababc"  # the first warms up
+    assert times == {"a": [6.0, 8.0, 10.0], "b": [4.0, 9.0, 11.0], "c": [5.0, 7.0, 12.0]}
+
+
+def test_the_command_measures_saves_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", *SMALL, "--variants", "hamiltonian", "--memory-batch", "1", "--save", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "Forward + backward, 2 × 32 tokens" in printed
+    assert "Peak memory of forward + backward, 1 × 32 tokens" in printed
+    (kept,) = tmp_path.glob("*-throughput.json")
+    result = json.loads(kept.read_text())
+    about = result["about"]
+    assert kept.name == f"{about['date'][:10]}-throughput.json"
+    assert about["machine"] in printed
+    assert about["versions"]["torch"] == torch.__version__
+    assert (about["threads"], about["precision"], about["rounds"], about["device"]) == (1, "fp32", 2, "cpu")
+    assert [row["name"] for row in result["rows"]] == ["standard", "hamiltonian"]
+    for row in result["rows"]:
+        assert row["forward"]["tokens_per_second"] > row["training"]["tokens_per_second"] > 0
+        assert len(row["training"]["seconds"]) == 2
+        # at least the weights and their gradients
+        assert row["memory"]["peak_mb"] > 2 * 4 * row["parameters"] / 1e6
+        assert row["memory"]["batch"] == 1
+    assert result["rows"][1]["arithmetic"]["recomputing"] < result["rows"][1]["arithmetic"]["training"] < 1
+    lines = list(csv.DictReader(kept.with_suffix(".csv").open()))
+    assert [line["name"] for line in lines] == ["standard", "hamiltonian"]
+    assert float(lines[1]["training.relative.median"]) == result["rows"][1]["training"]["relative"]["median"]
+    assert "hamiltonian" in "".join(ElementTree.parse(kept.with_suffix(".svg")).getroot().itertext())
+
+
+@pytest.mark.usefixtures("memory_guessed")
+def test_a_second_result_of_a_day_does_not_replace_the_first(tmp_path: Path) -> None:
+    for _ in range(2):
+        main(["bench", *SMALL, "--variants", "standard", "--save", str(tmp_path)])
+    assert sorted(path.name[10:] for path in tmp_path.glob("*.json")) == ["-throughput-2.json", "-throughput.json"]
+
+
+@pytest.mark.usefixtures("memory_guessed")
+def test_growth_with_length_and_with_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = ["--save", str(tmp_path)]
+    rows = bench(capsys, "--lengths", "8", "16", "--variants", "euler", *kept)["rows"]
+    assert [(row["name"], row["seq_len"]) for row in rows] == [
+        ("standard", 8), ("euler", 8), ("standard", 16), ("euler", 16)
+    ]  # fmt: skip
+    rows = bench(capsys, "--n-steps", "1", "2", "--variants", "euler", "--impl", "reference", "fused", *kept)["rows"]
+    assert [(row["name"], row["n_steps"]) for row in rows] == [
+        ("standard", None),
+        ("euler (reference)", 1), ("euler (fused)", 1), ("euler (reference)", 2), ("euler (fused)", 2),
+    ]  # fmt: skip
+    assert rows[1]["arithmetic"]["training"] > rows[3]["arithmetic"]["training"]
+    drawn = {path.name[11:] for path in tmp_path.glob("*.svg")}
+    assert drawn == {f"{what}-{y}.svg" for what in ("lengths", "n-steps") for y in ("time", "speed", "memory")}
+
+
+@pytest.mark.usefixtures("memory_guessed")
+def test_on_a_gpu_the_report_is_a_block_to_paste(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "device_name", lambda device: "cuda (Some GPU)")
+    main(["bench", *SMALL, "--variants", "standard"])
+    before, block, after = capsys.readouterr().out.split("```")
+    assert "Paste this into an issue" in before
+    assert "cuda (Some GPU)" in block
+    assert "tokens/s" in block
+    assert not after.strip()
+
+
+def test_the_papers_column_stands_beside_the_60m_table() -> None:
+    from coupledqk.cli.bench import published_ratios
+
+    ratios = published_ratios()
+    assert round(ratios["hamiltonian"]["training"], 2) == 0.82
+    assert round(ratios["hamiltonian"]["peak_mb"], 2) == 1.42
+    assert round(ratios["euler"]["forward"], 2) == 0.84
+    assert ratios.keys() == THROUGHPUT.keys()
+
+
+@pytest.mark.usefixtures("memory_guessed")
+def test_peers_run_in_the_same_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    peers = ["llama", "x-transformers", "diffllama"]
+    result = bench(capsys, "--variants", "standard", "--peers", *peers)
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == ["standard", *peers]
+    assert {"transformers", "x-transformers"} < result["about"]["versions"].keys()
+    standard = rows["standard"]["parameters"]
+    position_table = 2048 * 128
+    assert rows["llama"]["parameters"] == standard - position_table
+    assert abs(rows["x-transformers"]["parameters"] - standard) < 0.02 * standard  # a bias in SwiGLU
+    assert rows["diffllama"]["arithmetic"]["training"] < rows["llama"]["arithmetic"]["training"] == 1
+
+    result = bench(capsys, "--decode", "--prompt", "5", "--new-tokens", "4", "--variants", "euler", "--peers", *peers)
+    assert result["baseline"] == "llama"
+    assert {row["name"]: row["decode"]["relative"]["median"] for row in result["rows"]}["llama"] == 1
+    assert [row["name"] for row in result["rows"]] == ["standard", "euler", *peers]
+
+
+def test_a_peers_loss_is_that_of_the_given_targets() -> None:
+    setup = Setup(batch=2, seq_len=6)
+    tokens, targets = setup.random_batch(31)
+    for contender in peer_contenders("nano", ["llama", "x-transformers"], vocab_size=31):
+        model = contender.build("cpu")
+        logits = model.model(tokens).logits if contender.name == "llama" else model.model.net(tokens)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        torch.testing.assert_close(model(tokens, targets), expected)
+
+
+def test_no_speed_for_a_fused_backward_that_is_slightly_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(fused.SHARE, "half kick", 0.5001)
+    said = refusal(capsys, "--variants", "euler", "hamiltonian", "--impl", "fused", "--save", str(tmp_path))
+    assert said.startswith("coupledqk: hamiltonian (fused) fails its numerics check: ")
+    assert "no speed is reported for it" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_speed_for_a_wrong_loss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = check.plain_loss
+    monkeypatch.setattr(check, "plain_loss", lambda *arguments: 1.0001 * right(*arguments))
+    assert "standard fails its numerics check: the loss is off by" in refusal(capsys, "--variants", "standard")
+
+
+def test_no_speed_for_decoding_that_strays_from_the_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coupledqk.layers import KVCache
+
+    append = KVCache.append
+    monkeypatch.setattr(KVCache, "append", lambda self, k, v: append(self, k.flip(1), v.flip(1)))
+    said = refusal(capsys, "--decode", "--variants", "standard", "--new-tokens", "8")
+    assert "standard fails its numerics check: with the cache its logits are off by" in said
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_checks_pass_what_is_right(precision: str) -> None:
+    setup = Setup(batch=1, seq_len=32, precision=precision)
+    prompt, _ = setup.random_batch(97)
+    for contender in our_contenders("nano", ["gqa", "hamiltonian_diff"], ["fused"], vocab_size=97):
+        model = contender.build("cpu")
+        check.check_loss(contender, model, setup)
+        check.check_decoding(contender, model, prompt, 4, setup)
+
+
+def test_decoding_is_relative_to_standard_without_peers() -> None:
+    rows = decode(our_contenders("nano", ["gqa"], vocab_size=31), Setup(1, 3), new_tokens=2, rounds=1)
+    assert rows[0].decode.relative.median == 1
+    assert rows[1].cache_bytes == rows[0].cache_bytes / 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--peers", "lama"], "unknown peer 'lama': did you mean 'llama'?"),
+        (["--variants", "eular"], "unknown variant 'eular': did you mean 'euler'?"),
+        (["--impl", "fussed"], "unknown impl 'fussed': did you mean 'fused'?"),
+        (["--preset", "smal"], "unknown preset 'smal': did you mean 'small'?"),
+        (["--lengths", "8", "--decode"], "--lengths, --n-steps and --decode are measurements of their own"),
+        (["--rounds", "0"], "rounds=0: expected at least 1"),
+        (["--batch", "0"], "batch=0: expected at least 1"),
+        (["--lengths", "8", "0"], "seq_len=0: expected at least 1"),
+        (["--n-steps", "0"], "n_steps=0: expected at least 1"),
+        (["--device", "cuda:77"], "device 'cuda:77' cannot be used here"),
+    ],
+)
+def test_bad_input_is_one_clear_line(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refusal(capsys, *flags)
+
+
+@pytest.mark.parametrize(("peer", "library"), [("llama", "transformers"), ("x-transformers", "x_transformers")])
+def test_a_peer_that_is_not_installed_names_the_extra(
+    peer: str, library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    assert "pip install 'coupledqk[bench]'" in refusal(capsys, "--peers", peer)
+
+
+def test_memory_that_cannot_be_measured_says_why() -> None:
+    (contender,) = our_contenders("nano", [], vocab_size=31)
+    with pytest.raises(ValueError, match=r"the memory of standard could not be measured .*a smaller batch"):
+        peak_memory(Contender("standard", contender.config, impl="auto", peer="none"), Setup(1, 4))

@@ -1,0 +1,105 @@
+"""Costs are what PyTorch itself counts."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from coupledqk import VARIANTS, KVCache, TransformerLM, preset
+from coupledqk.config import ModelConfig
+from coupledqk.costs import count_parameters, flops, sizes
+from coupledqk.dynamics import Dynamics
+from coupledqk.dynamics.fused import fused_dynamics, fused_dynamics_backward
+
+T = 12
+SHAPE = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 24, "vocab_size": 37, "n_positions": T}
+
+
+def tiny(variant: str, **settings) -> ModelConfig:
+    return preset("nano", variant, **SHAPE, **settings)
+
+
+def counted(run) -> int:
+    """By PyTorch. It cannot count the CPU's attention kernel, so that is written out, nor a product added in place."""
+    in_place = {torch.ops.aten.baddbmm_: lambda total, left, right, **_: 2 * math.prod(left) * right[-1]}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter, sdpa_kernel(SDPBackend.MATH):
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_forward_and_backward_of_every_variant_as_pytorch_counts_them(variant: str) -> None:
+    # the written-out attention computes the masked half of the scores too, as one that is not causal
+    config = tiny(variant, causal=False)
+    model = TransformerLM(config)
+    for module in model.modules():
+        if isinstance(module, Dynamics):
+            module.impl = "reference"
+    tokens = torch.randint(37, (3, T))
+    with torch.no_grad():
+        assert counted(lambda: model(tokens)) == 3 * T * flops(config, T).forward
+    assert counted(lambda: model(tokens).sum().backward()) == 3 * T * flops(config, T).training
+
+
+@pytest.mark.parametrize("n_steps", [1, 3, 4])
+@pytest.mark.parametrize("variant", ["euler", "euler_gqa", "hamiltonian", "hamiltonian_gqa", "semi_implicit"])
+def test_the_fused_dynamics_recompute_what_is_said(variant: str, n_steps: int) -> None:
+    config = tiny(variant, n_steps=n_steps)
+    attention = TransformerLM(config).blocks[0].attn
+    method, force = config.attention.dynamics.method, attention.dynamics.force
+    q, k = torch.randn(1, T, 4, 8), torch.randn(1, T, 4 // config.attention.group_size, 8)
+    arguments = q, k, torch.ones(k.shape[2]), force.w1.detach(), force.w2.detach(), n_steps, method
+    expected = flops(config, T, fused=True)
+    layers = config.n_layers
+    assert counted(lambda: fused_dynamics._init_fn(*arguments)) == T * expected.dynamics / layers
+    backward = counted(lambda: fused_dynamics_backward._init_fn(q, k, *arguments))
+    assert backward == T * (2 * expected.dynamics + expected.recomputed) / layers
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.endswith("gqa")])
+def test_fused_dynamics_add_nothing_but_the_recomputation(variant: str) -> None:
+    plain, fused = flops(tiny(variant), T), flops(tiny(variant), T, fused=True)
+    assert fused.forward == plain.forward
+    assert 0 <= fused.recomputed <= plain.dynamics
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings", "relative", "recomputing"),
+    [
+        ("hamiltonian", {}, 0.967, 0.958),
+        ("euler", {}, 0.975, 0.968),
+        ("euler", {"n_steps": 1}, 0.992, 0.990),
+        ("diff", {}, 0.967, 0.967),
+        ("gqa", {}, 1.054, 1.054),
+    ],
+)
+def test_what_arithmetic_alone_costs_at_60m(variant: str, settings: dict, relative: float, recomputing: float) -> None:
+    standard = flops(preset("small"), 512)
+    config = preset("small", variant, **settings)
+    assert round(standard.forward / flops(config, 512).forward, 3) == relative
+    assert round(standard.training / flops(config, 512).training, 3) == relative
+    assert round(standard.training / flops(config, 512, fused=True).training, 3) == recomputing
+
+
+def test_a_token_that_sees_twice_as_many_keys_costs_twice_the_scores_and_no_more() -> None:
+    short, long = flops(tiny("diff"), 15), flops(tiny("diff"), 31)
+    assert long.scores == 2 * short.scores
+    assert long.forward - long.scores == short.forward - short.scores
+
+
+@pytest.mark.parametrize("variant", ["standard", "gqa", "diff", "hamiltonian"])
+def test_bytes_are_those_of_the_tensors(variant: str) -> None:
+    config = tiny(variant)
+    model, tokens, cache = TransformerLM(config), torch.zeros(1, 5, dtype=torch.long), [KVCache(5), KVCache(5)]
+    model(tokens, cache=cache)
+    assert 5 * sizes(config).cache_per_token == sum(t.nbytes for layer in cache for t in (layer.k, layer.v))
+    model(tokens, tokens).backward()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    weights = [p.detach() for p in model.parameters()]
+    gradients = [p.grad for p in model.parameters()]
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert sizes(config).weights == sum(t.nbytes for t in weights) == 4 * count_parameters(config)
+    assert sizes(config).training_state == sum(t.nbytes for t in weights + gradients + moments)
