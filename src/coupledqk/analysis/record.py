@@ -25,7 +25,7 @@ from ..dynamics.evolve import integrate
 from ..errors import CoupledQKError, unknown
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LayerTape:
     """One attention's newest forward pass. Shapes are (B, T, H, d) for queries, (B, T, H_kv, d) for keys."""
 
@@ -43,6 +43,12 @@ class LayerTape:
     mask: Tensor | None = field(init=False)
     causal: bool = field(init=False)
 
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not there: the tensors above, until a forward pass brings them."""
+        if name in self.__dataclass_fields__:
+            raise CoupledQKError(f"no {name} was recorded: run the model inside `with record(model) as tape:`")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def scores(self) -> Tensor:
         """q kᵀ / √d before masking, (B, H, T, S); for differential scoring a map per sub-head."""
         k = self.scored_k.repeat_interleave(self.scored_q.shape[2] // self.scored_k.shape[2], dim=2)
@@ -51,22 +57,31 @@ class LayerTape:
     def pattern(self) -> Tensor:
         """The attention weights, (B, H, T, S); for differential scoring the signed difference of a head's two maps."""
         weights: Callable[..., Tensor] = self.attention.scoring.weights  # pyright: ignore[reportAssignmentType]
-        return weights(self.scored_q, self.scored_k, self.mask, self.causal)
+        return weights(self.scored_q, self.scored_k, self.mask, self.causal).detach()
 
-    def trajectory(self) -> tuple[Tensor, Tensor]:
-        """q and k after 0, 1, ... n steps of the dynamics: (n + 1, B, T, H, d) and (n + 1, B, T, H_kv, d)."""
+    @property
+    def integrator(self) -> Dynamics:
+        """The dynamics, if they move in steps."""
         dynamics = self.attention.dynamics
         if not isinstance(dynamics, Dynamics):
             raise CoupledQKError(
                 f"the dynamics {self.attention.config.dynamics.method!r} have no steps: trajectories are those of "
                 "integrators such as euler and hamiltonian"
             )
-        config = dynamics.config
+        return dynamics
+
+    def trajectory(self) -> tuple[Tensor, Tensor]:
+        """q and k after 0, 1, ... n steps of the dynamics: (n + 1, B, T, H, d) and (n + 1, B, T, H_kv, d).
+
+        The first state is the projected q and k, the last is `evolved_q` and `evolved_k` to the bit.
+        """
+        dynamics, config = self.integrator, self.integrator.config
         with torch.no_grad():
-            states = [(self.q, self.k)] + [
+            between = [
                 integrate(self.q, self.k, dynamics.step_size, dynamics.force, n, config.method)
-                for n in range(1, config.n_steps + 1)
+                for n in range(1, config.n_steps)
             ]
+        states = [(self.q, self.k), *between, (self.evolved_q, self.evolved_k)]
         return torch.stack([q for q, _ in states]), torch.stack([k for _, k in states])
 
 
@@ -102,8 +117,10 @@ class Tape:
 @contextlib.contextmanager
 def record(model: nn.Module) -> Iterator[Tape]:
     """Records every `Attention` of a model while the block runs."""
-    if isinstance(model, torch._dynamo.OptimizedModule):
-        raise CoupledQKError("a compiled model runs past its hooks: record the model that was given to torch.compile")
+    if any(map(_is_compiled, model.modules())):
+        raise CoupledQKError(
+            "a compiled model runs past its hooks: record the model that was given to torch.compile, or load it again"
+        )
     layers = {path: LayerTape(module) for path, module in model.named_modules() if isinstance(module, Attention)}
     if not layers:
         raise CoupledQKError("nothing to record: the model has no coupledqk Attention")
@@ -116,6 +133,10 @@ def record(model: nn.Module) -> Iterator[Tape]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
 
 
 def _keep_dynamics(

@@ -11,6 +11,8 @@ from typing import Any
 
 from .. import __version__
 from ..errors import CoupledQKError, unknown
+from .analyze import Analyze
+from .bench import Bench
 from .data import Data
 from .demo import Demo
 from .evaluate import Eval
@@ -27,11 +29,13 @@ COMMANDS = {
     "train": Train,
     "eval": Eval,
     "generate": Generate,
+    "analyze": Analyze,
     "explore": Explore,
     "runs": Runs,
     "sweep": Sweep,
     "data": Data,
     "params": Params,
+    "bench": Bench,
 }
 
 

@@ -1,0 +1,93 @@
+"""One style for every figure: legible in print at the width of a page, in grey, and for colour-blind readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CoupledQKError
+from ..files import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE_WIDTH, PANEL_HEIGHT = 6.75, 2.7  # inches
+
+# The colours of Okabe and Ito; markers, dashes and hatches say the same without colour.
+COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c8c"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+DASHES = ["-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), "-", (0, (5, 1.5)), (0, (1, 1))]
+HATCHES = ["", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++"]
+
+# Even steps of brightness; the second for signed values, white at 0.
+SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "hatch.linewidth": 0.5,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.hashsalt": "coupledqk",  # the same figure gives the same bytes
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures are made and saved in here; nothing outside is changed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise CoupledQKError("figures need matplotlib: pip install 'coupledqk[plot]'") from None
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def new_figure(width: float = PAGE_WIDTH, height: float = PANEL_HEIGHT) -> Figure:
+    """Without pyplot, so that no window and no list of open figures is involved. Sizes are in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def look(place: int) -> dict[str, Any]:
+    """Of the line of the run at that place."""
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+    }
+
+
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """Writes path.svg, path.pdf and path.png."""
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    written = [Path(f"{path}.{kind}") for kind in undated]
+    with styled():
+        for file, (kind, metadata) in zip(written, undated.items(), strict=True):
+            with atomic_path(file) as temporary:
+                figure.savefig(temporary, format=kind, metadata=metadata)
+    return written
