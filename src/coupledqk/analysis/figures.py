@@ -23,7 +23,8 @@ Profiles = Mapping[str, Sequence[float]]
 """By name of a run, a value per layer."""
 
 MOST_POINTS = 150
-KEY_WIDTH, LETTER_WIDTH, LONGEST_NAME = 0.6, 0.075, 40  # in the legend, in inches; in letters
+KEY_WIDTH, LETTER_WIDTH, ROW_HEIGHT = 0.6, 0.075, 0.17  # of the legend, in inches
+LONGEST_NAME = 40
 
 
 def entropy_figure(profiles: Profiles, title: str = "") -> Figure:
@@ -46,7 +47,7 @@ def rank_figure(profiles: Profiles, title: str = "") -> Figure:
     depth = _depth(profiles)
     width = 0.8 / len(profiles)
     with styled():
-        figure = new_figure(width=min(max(0.72 * PAGE_WIDTH, 0.12 * depth * len(profiles)), 2 * PAGE_WIDTH))
+        figure = new_figure(width=PAGE_WIDTH if depth * len(profiles) > 40 else 0.72 * PAGE_WIDTH)
         axes = figure.subplots()
         for place, (name, values) in enumerate(profiles.items()):
             left = width * (place - (len(profiles) - 1) / 2)
@@ -56,6 +57,7 @@ def rank_figure(profiles: Profiles, title: str = "") -> Figure:
         axes.set(xlabel="layer", ylabel="effective rank", title=title)
         axes.set_xticks([*range(depth), depth + 0.4], [*map(str, range(depth)), "mean"])
         axes.grid(visible=False, axis="x")
+        axes.margins(x=0.02)
         _legend(figure, axes)
     return figure
 
@@ -148,6 +150,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     fitting = int(figure.get_figwidth() / (KEY_WIDTH + LETTER_WIDTH * max(map(len, names))))
     rows = math.ceil(len(names) / max(1, min(fitting, 4)))
     columns = math.ceil(len(names) / rows)
+    figure.set_figheight(figure.get_figheight() + ROW_HEIGHT * (rows - 1))
     by_row = [i for column in range(columns) for i in range(column, len(names), columns)]
     shown = {"ncols": columns, "fontsize": 8, "loc": "outside upper center"}
     figure.legend([handles[i] for i in by_row], [names[i] for i in by_row], **shown)

@@ -82,13 +82,10 @@ class Analyze:
         found = {"text": text, **findings(surveyed)}
         written = json.dumps(found, indent=1, ensure_ascii=False)
         write_atomic(self.out / "analysis.json", written + "\n")
-        drawn = self.draw(surveyed, corpus) if self.figures else []
-        if self.json:
-            print(written)
-            return
-        print(f"{tables(found)}\n\n{self.out / 'analysis.json'}")
-        if drawn:
-            print(f"{self.out}: {', '.join(drawn)}, each as .svg, .pdf and .png")
+        print(written if self.json else f"{tables(found)}\n\n{self.out / 'analysis.json'}")
+        if self.figures:
+            drawn = ", ".join(self.draw(surveyed, corpus))
+            print(f"{self.out}: {drawn}, each as .svg, .pdf and .png", file=sys.stderr if self.json else sys.stdout)
 
     def open_runs(self) -> dict[str, Run]:
         """By name, after checking what can be checked before anything is computed."""
