@@ -18,7 +18,9 @@ Normal = Callable[[Tensor, str, float], None]
 
 
 def global_normal(tensor: Tensor, name: str, std: float) -> None:
-    nn.init.normal_(tensor, std=std)
+    # on the meta device there is nothing to draw, and PyTorch would load its compiler for it
+    if not tensor.is_meta:
+        nn.init.normal_(tensor, std=std)
 
 
 @torch.no_grad()

@@ -59,8 +59,35 @@ class SwiGLU(nn.Module):
         normal(self.down.weight, "down", self.out_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(swiglu(self.gate_up(x)))
+
+
+def plain_swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) ⊙ up, the two side by side in the last axis."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class _LeanSwiGLU(torch.autograd.Function):
+    """`plain_swiglu` that keeps only its input for the backward pass, not silu(gate) besides."""
+
+    @staticmethod
+    def forward(ctx, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return plain_swiglu(gate_up)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        slope = torch.lerp(silu, torch.ones_like(silu), sigmoid)  # silu' = silu + σ (1 − silu)
+        return torch.cat((grad * up * slope, grad * silu), dim=-1)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    return _LeanSwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rope_at(positions: Tensor, width: int) -> Rope:

@@ -46,12 +46,14 @@ def _blockwise(
     x_grad = torch.empty_like(x) if needs_gradients else x.new_empty(0)
     weight_grad = torch.zeros_like(weight) if needs_gradients else weight.new_empty(0)
     low_weight = weight.to(dtype)
-    n_rows = max(1, BLOCK // weight.shape[0])
-    for start in range(0, x.shape[0], n_rows):
+    n_rows = min(len(x), max(1, BLOCK // len(weight)))
+    # one buffer for all blocks: memory fresh from the system costs as much as a pass over it
+    buffer = x.new_empty(n_rows, len(weight), dtype=dtype)
+    for start in range(0, len(x), n_rows):
         rows = x[start : start + n_rows].to(dtype)
         target = targets[start : start + n_rows, None]
         counts = target != IGNORED
-        logits = F.linear(rows, low_weight).to(sum_dtype)
+        logits = torch.mm(rows, low_weight.T, out=buffer[: len(rows)]).to(sum_dtype)
         wanted = logits.gather(1, target.clamp(min=0))
         top, where = logits.max(1, keepdim=True)
         probabilities = torch.softmax(logits, 1, out=logits)
@@ -62,7 +64,10 @@ def _blockwise(
             probabilities.scatter_add_(1, target.clamp(min=0), torch.full_like(wanted, -1))
             logits_grad, counted = probabilities.to(dtype), counts.to(dtype)
             x_grad[start : start + n_rows] = (logits_grad @ low_weight) * counted
-            weight_grad += logits_grad.T @ (rows * counted)
+            if dtype == weight.dtype:
+                weight_grad.addmm_(logits_grad.T, rows * counted)
+            else:
+                weight_grad += logits_grad.T @ (rows * counted)
     return total, x_grad, weight_grad
 
 
@@ -78,9 +83,12 @@ def _save(ctx, inputs, output) -> None:
     _, x_grad, weight_grad = output
     ctx.save_for_backward(x_grad, weight_grad)
     ctx.mark_non_differentiable(x_grad, weight_grad)
+    ctx.set_materialize_grads(False)  # no zeros as large as the weights for outputs that nobody differentiates
 
 
-def _backward(ctx, total_grad: Tensor, *_: Tensor):
+def _backward(ctx, total_grad: Tensor | None, *_: None):
+    if total_grad is None:
+        return None, None, None, None, None
     x_grad, weight_grad = ctx.saved_tensors
     return x_grad * total_grad.to(x_grad.dtype), weight_grad * total_grad.to(weight_grad.dtype), None, None, None
 

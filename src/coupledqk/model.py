@@ -41,6 +41,11 @@ class Block(nn.Module):
         return x + self.ffn(self.ffn_norm(x))
 
 
+def embedding(rows: int, width: int) -> nn.Embedding:
+    """Not drawn yet."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 class TransformerLM(nn.Module):
     """`model(tokens)` gives logits, `model(tokens, targets)` the mean loss."""
 
@@ -52,8 +57,8 @@ class TransformerLM(nn.Module):
         device = torch.get_default_device()
         # Built without storage, so that each weight is drawn once. Under torch.device("meta") it stays so.
         with torch.device("meta"):
-            self.embed = nn.Embedding(config.vocab_size, config.d_model)
-            self.positions = nn.Embedding(config.n_positions, config.d_model) if config.positions == "learned" else None
+            self.embed = embedding(config.vocab_size, config.d_model)
+            self.positions = embedding(config.n_positions, config.d_model) if config.positions == "learned" else None
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
             self.norm = RMSNorm(config.d_model)
         if device.type != "meta":

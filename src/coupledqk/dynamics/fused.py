@@ -9,11 +9,12 @@ A method is a list of moves on q, on k, and on h, the hidden layer of the force 
 Only the inputs are saved. The backward pass replays the moves, keeps what each of them read, and undoes them in reverse.
 
 Why it is fast: q and k are laid out head by head. So dt folds into a W₂ for each head, and a kick is one matrix product that
-adds to k; the products for the gradient of W₂ give that of dt as well. W₂ acts after the sum over a group. The tokens
-come in chunks small enough for a replay to stay in the processor's cache, which also bounds its memory.
+adds to k; the products for the gradient of W₂ give that of dt as well. W₂ acts after the sum over a group. Heads and
+tokens come in chunks small enough for a replay to stay in the processor's cache, which also bounds its memory.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,9 @@ class Weights(NamedTuple):
     w1: Tensor  # (H, d, d), H times the same
     kick: Tensor  # (H_kv, d, d): dt/G · W₂
 
+    def at(self, heads: slice, key_heads: slice) -> "Weights":
+        return Weights(self.dt[key_heads], self.w1[heads], self.kick[key_heads])
+
 
 @torch.library.custom_op("coupledqk::fused_dynamics", mutates_args=())
 def fused_dynamics(
@@ -46,14 +50,14 @@ def fused_dynamics(
     """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides."""
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
-        new_q, new_k = empty_by_head(q), empty_by_head(k)
-        for tokens, q_chunk, k_chunk in chunks(q, k):
-            by_head(new_q)[:, tokens], by_head(new_k)[:, tokens] = run(q_chunk, k_chunk, weights, moves)
-        return new_q, new_k
+        new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        for heads, tensors in chunks(q, k, *new):
+            run(weights.at(*heads), moves, *tensors)
+        return new[0].to(q.dtype), new[1].to(k.dtype)
 
 
-def run(q: Tensor, k: Tensor, weights: Weights, moves: list[str]) -> tuple[Tensor, Tensor]:
-    new_q, new_k, h = q.new_empty(q.shape), k.new_empty(k.shape), k
+def run(weights: Weights, moves: list[str], q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor) -> None:
+    h = k
     for move in moves:
         if move == "force":
             h = sum_groups(F.silu(torch.bmm(q, weights.w1.mT), inplace=True), len(k))
@@ -61,7 +65,6 @@ def run(q: Tensor, k: Tensor, weights: Weights, moves: list[str]) -> tuple[Tenso
             q = drift(q, k, weights.dt, out=new_q)
         else:
             k = torch.baddbmm(k, h, weights.kick.mT, alpha=SHARE[move], out=new_k)
-    return q, k
 
 
 @torch.library.custom_op("coupledqk::fused_dynamics_backward", mutates_args=())
@@ -79,15 +82,14 @@ def fused_dynamics_backward(
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
-        new_q, new_k = empty_by_head(q), empty_by_head(k)
-        for tokens, q_chunk, k_chunk, grad_q_chunk, grad_k_chunk in chunks(q, k, grad_q, grad_k):
-            reads = replay(q_chunk, k_chunk, weights, moves)
-            grads = undo(reads, grad_q_chunk, grad_k_chunk, weights, sums)
-            by_head(new_q)[:, tokens], by_head(new_k)[:, tokens] = grads
+        new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        for heads, (q_part, k_part, *grads) in chunks(q, k, grad_q, grad_k, *new):
+            part = weights.at(*heads)
+            undo(replay(part, moves, q_part, k_part), part, sums.at(*heads), *grads)
         per_head = sums.kick * (k.shape[2] / q.shape[2])
         grad_dt = sums.dt.flatten() + (per_head * w2).sum((1, 2))
         grad_w1, grad_w2 = sums.w1.sum(0), (per_head * weights.dt).sum(0)
-        return new_q, new_k, grad_dt.to(dt.dtype), grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
+        return new[0].to(q.dtype), new[1].to(k.dtype), grad_dt.to(dt.dtype), grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
 
 
 class Read(NamedTuple):
@@ -98,7 +100,7 @@ class Read(NamedTuple):
     slope: Tensor  # of silu at W₁ q; used by a force alone
 
 
-def replay(q: Tensor, k: Tensor, weights: Weights, moves: list[str]) -> list[Read]:
+def replay(weights: Weights, moves: list[str], q: Tensor, k: Tensor) -> list[Read]:
     h = slope = k
     one = torch.ones((), dtype=q.dtype, device=q.device)
     reads = []
@@ -121,9 +123,11 @@ def replay(q: Tensor, k: Tensor, weights: Weights, moves: list[str]) -> list[Rea
     return reads
 
 
-def undo(reads: list[Read], grad_q: Tensor, grad_k: Tensor, weights: Weights, sums: Weights) -> tuple[Tensor, Tensor]:
-    """Carries the gradients of q and k from the end of the moves to their beginning, and adds to those of the weights."""
-    new_q, new_k, grad_h = grad_q.new_empty(grad_q.shape), grad_k.new_empty(grad_k.shape), grad_k
+def undo(
+    reads: list[Read], weights: Weights, sums: Weights, grad_q: Tensor, grad_k: Tensor, new_q: Tensor, new_k: Tensor
+) -> None:
+    """Carries the gradients from the end of the moves to their beginning, into new_q and new_k, and adds to the sums."""
+    grad_h = grad_k
     for move, x, slope in reversed(reads):
         if move == "force":
             by_group(slope, len(grad_k)).mul_(grad_h.unsqueeze(1))
@@ -136,7 +140,6 @@ def undo(reads: list[Read], grad_q: Tensor, grad_k: Tensor, weights: Weights, su
         else:
             sums.kick.baddbmm_(grad_k.mT, x, alpha=SHARE[move])
             grad_h = torch.bmm(grad_k, SHARE[move] * weights.kick)
-    return grad_q, grad_k
 
 
 def fold(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor) -> Weights:
@@ -163,31 +166,38 @@ def by_head(x: Tensor) -> Tensor:
     return x.permute(2, 0, 1, 3).flatten(1, 2)  # (H, B·T, d)
 
 
-def empty_by_head(x: Tensor) -> Tensor:
+def empty_by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Memory for an x of (B, T, H, d), laid out head by head."""
     B, T, H, d = x.shape
-    return x.new_empty(H, B, T, d).permute(1, 2, 0, 3)
+    return x.new_empty(H, B, T, d, dtype=dtype).permute(1, 2, 0, 3)
 
 
-def chunks(q: Tensor, k: Tensor, *grads: Tensor) -> Iterator[tuple[slice, *tuple[Tensor, ...]]]:
-    """Some tokens at a time: which, and the tensors there, by head and in the precision of the sums."""
-    dtype = dtype_of_sums(q, k)
-    tensors = [by_head(x) for x in (q, k, *grads)]
-    heads, n_tokens, d = tensors[0].shape
-    step = max(1, CHUNK // (heads * d)) if q.is_cpu else n_tokens
-    for start in range(0, n_tokens, step):
-        tokens = slice(start, start + step)
-        yield tokens, *(x[:, tokens].to(dtype) for x in tensors)
+def chunks(q: Tensor, k: Tensor, *pairs: Tensor) -> Iterator[tuple[tuple[slice, slice], list[Tensor]]]:
+    """Parts of q, k and more such pairs, by head and in the precision of the sums, with their query and key heads.
+
+    A part is some key heads and all tokens, or one head and some tokens: a single piece of memory in this layout.
+    """
+    tensors = [by_head(x) for x in (q, k, *pairs)]
+    key_heads, tokens, d = tensors[1].shape
+    group_size = len(tensors[0]) // key_heads
+    size = CHUNK // (group_size * d) if q.is_cpu else key_heads * tokens
+    head_step, token_step = max(1, size // tokens), max(1, size)
+    for h in range(0, key_heads, head_step):
+        heads = slice(h * group_size, (h + head_step) * group_size), slice(h, h + head_step)
+        for t in range(0, tokens, token_step):
+            parts = (x[where, t : t + token_step] for x, where in zip(tensors, cycle(heads), strict=False))
+            yield heads, [x.to(dtype_of_sums(q, k)) for x in parts]
 
 
 @fused_dynamics.register_fake
 def _(q, k, dt, w1, w2, n_steps, method):
-    return empty_by_head(q), empty_by_head(k)
+    return empty_by_head(q, q.dtype), empty_by_head(k, k.dtype)
 
 
 @fused_dynamics_backward.register_fake
 def _(grad_q, grad_k, q, k, dt, w1, w2, n_steps, method):
-    return empty_by_head(q), empty_by_head(k), *(x.new_empty(x.shape) for x in (dt, w1, w2))
+    grads = (x.new_empty(x.shape) for x in (dt, w1, w2))
+    return empty_by_head(q, q.dtype), empty_by_head(k, k.dtype), *grads
 
 
 set_backward(fused_dynamics, fused_dynamics_backward, "fused")
