@@ -8,6 +8,7 @@ and prints what they need of one.
 import itertools
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -227,7 +228,10 @@ def _kind(name: str, dtype: torch.dtype) -> str:
 
 
 if __name__ == "__main__":
-    report = compile_report()
+    try:
+        report = compile_report()
+    except CoupledQKError as error:
+        sys.exit(str(error))
     print(*(f"{column:>13}" for column in report[0]))
     for row in report:
         print(*(f"{value!s:>13}" for value in row.values()))
