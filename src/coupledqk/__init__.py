@@ -53,6 +53,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "analysis":
+        return importlib.import_module(".analysis", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

@@ -36,7 +36,8 @@ class Demo:
     def run(self) -> None:
         runs = []
         for name in VARIANTS:
-            config = recipe("nano", name, steps=self.steps, warmup=self.steps // 10, eval_every=max(1, self.steps // 5))
+            evals = max(1, self.steps // 5)
+            config = recipe("nano", name, steps=self.steps, warmup=self.steps // 10, batch_size=8, eval_every=evals)
             runs.append(train_one(config, self.out / name, label=f"{name:<8}"))
         print(f"\n{results_table(runs)}")
         samples = [continuation(run) for run in runs]
