@@ -30,7 +30,7 @@ class Demo:
 
     out: Path = Path("demo")
     """Where the runs and the report go."""
-    steps: int = 250
+    steps: int = 220
     """Training steps of each variant."""
 
     def run(self) -> None:
