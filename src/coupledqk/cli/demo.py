@@ -45,7 +45,7 @@ class Demo:
             print(f"\n── {sample.run} continues {PROMPT.strip()!r} ──\n{sample.prompt}{sample.text}")
         page = self.out / "report.html"
         write_page([run.path for run in runs], page, "Three attention variants learn Python", [ABOUT], samples)
-        print(f"\nOne seed is an illustration, not evidence: differences this small may be noise.\nCurves: {page}")
+        print(f"\nOne seed is an illustration, not evidence: differences like these may be noise.\nCurves: {page}")
         print(NEXT.format(run=runs[1].path))
 
 
@@ -65,4 +65,5 @@ def continuation(run: Run) -> Sample:
     tokens = model.generate(
         torch.tensor([prompt]), 80, temperature=0.7, top_p=0.9, seed=0, stop_token=tokenizer.end_of_text
     )
-    return Sample(run.path.name, PROMPT, tokenizer.decode(tokens[0, len(prompt) :].tolist()))
+    new = [token for token in tokens[0, len(prompt) :].tolist() if token != tokenizer.end_of_text]
+    return Sample(run.path.name, PROMPT, tokenizer.decode(new))

@@ -59,6 +59,7 @@ class Generate:
             seed=self.seed,
             stop_token=tokenizer.end_of_text,
         )
-        for piece in tokenizer.decode_stream(int(token) for token in new):
+        ids = (int(token) for token in new)
+        for piece in tokenizer.decode_stream(token for token in ids if token != tokenizer.end_of_text):
             print(piece, end="", flush=True)
         print()
