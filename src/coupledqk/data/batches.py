@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CoupledQKError
+from ..loss import IGNORED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-IGNORED = -100
-"""Targets with this value do not count."""
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, both (rows, length), int64."""

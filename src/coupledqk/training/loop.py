@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ..config import RunConfig
 from ..errors import DivergedError
+from ..loss import IGNORED
 from .checkpoints import Checkpoints
 from .events import Evaluation, Event, Finished, Saving, Started, Step, Stopped
 from .optimizer import build_optimizer, lr_at
 
-IGNORED_TARGET = -100
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Batch = tuple[Tensor, ...]
@@ -99,7 +99,7 @@ def take_step(
         group["lr"] = lr
 
     batch = tuple(rows.to(device, non_blocking=True) for rows in task.batch(step))
-    n_targets = (batch[-1] != IGNORED_TARGET).sum()
+    n_targets = (batch[-1] != IGNORED).sum()
     loss = torch.zeros((), device=device)
     for micro in zip(*(rows.split(config.runtime.micro_batch or len(rows)) for rows in batch), strict=True):
         with autocast(device, config):
