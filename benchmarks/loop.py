@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from coupledqk.bench.timing import speeds, take_turns
-from coupledqk.config import DataConfig, RunConfig, RuntimeConfig, TrainConfig
+from coupledqk.config import LMConfig, RunConfig, RuntimeConfig, TrainConfig
 from coupledqk.data.batches import Batch, train_batch
 from coupledqk.model import TransformerLM
 from coupledqk.provenance import commit, machine, versions
@@ -78,7 +78,7 @@ def main() -> None:
             precision="fp32",
             eval_every=total + 1,
         ),
-        data=DataConfig(tokenizer="bytes"),  # not read
+        task=LMConfig(tokenizer="bytes"),  # not read
         runtime=RuntimeConfig(save_every=total + 1),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ from coupledqk.analysis import record, singular_values, survey
 from coupledqk.analysis.measures import effective_rank
 from coupledqk.provenance import machine
 from coupledqk.runs import Run
-from coupledqk.tasks.lm import load_model
+from coupledqk.tasks.models import load_model
 
 SHARPNESS = 3.0
 

@@ -15,7 +15,8 @@ from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
 from coupledqk.runs import Run
-from coupledqk.tasks.lm import load_model, pretrain
+from coupledqk.tasks.models import load_model
+from coupledqk.tasks.running import train_run
 from coupledqk.training.logs import RunLog
 
 TINY = {
@@ -40,7 +41,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("deeper", "standard", {"n_layers": 3}),
         ):
             config = recipe("nano", variant, corpus=str(folder / "text.txt"), **{**TINY, **settings})
-            pretrain(config, folder / name, lambda run: [RunLog(run, 2)])
+            train_run(config, folder / name, lambda run: [RunLog(run, 2)])
     shutil.copytree(folder / "standard", folder / "again")
     Run(folder / "untrained").create(Run(folder / "standard").config)
     return folder
@@ -62,7 +63,7 @@ def test_the_rank_table_is_the_mean_over_maps_by_an_independent_route(
     shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = analyze(shelf, "standard", batches=4)
-    tokens = prepare(Run.open(shelf / "standard").config.data).valid
+    tokens = prepare(Run.open(shelf / "standard").config.task).valid
     model, per_layer = load_model(Run.open(shelf / "standard"), "final", "cpu"), [[], []]
     n_windows = len(tokens) // 16
     for i in range(4):

@@ -183,7 +183,7 @@ def make_run(
     write_lines(path / "timing.jsonl", [{"step": 10, "tokens_per_second": s} for s in (12_000.0, 12_345.0, None)])
     if finished:
         result = {"best": valid[1], "final": valid[2], "tokens_per_second": 25_012.3}
-        run.write_json("result.json", {**result, "perplexity_definition": "exp of the mean loss per bpe:2048 token"})
+        run.write_json("result.json", {**result, "definition": "exp of the mean loss per bpe:2048 token"})
     return path
 
 

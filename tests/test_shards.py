@@ -192,15 +192,16 @@ def test_long_documents_get_the_ids_of_the_whole(tmp_path):
     assert len(corpus.test) == 0
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
-def test_a_fraction_is_the_beginning_of_the_training_split(config, fraction):
-    whole, part = prepare(config), prepare(replace(config, fraction=fraction))
-    assert part.train.tolist() == whole.train[: int(fraction * len(whole.train))].tolist()
-    assert np.array_equal(part.valid, whole.valid)
-    train = part.info.splits["train"]
-    ends = (part.train == 256).sum()
-    assert (train.tokens, train.bytes) == (len(part.train), len(part.train) - ends)
-    assert train.documents - ends in (0, 1)
+@pytest.mark.parametrize(("split", "setting"), [("train", "max_tokens"), ("valid", "max_valid_tokens")])
+@pytest.mark.parametrize("n", [2, 11, 10**9])
+def test_a_part_is_the_beginning_of_its_split(config, split, setting, n):
+    whole, part = prepare(config), prepare(replace(config, **{setting: n}))
+    for name in ("train", "valid", "test"):
+        assert getattr(part, name).tolist() == getattr(whole, name)[: n if name == split else None].tolist()
+    tokens, info = getattr(part, split), part.info.splits[split]
+    ends = (tokens == 256).sum()
+    assert (info.tokens, info.bytes) == (len(tokens), len(tokens) - ends)
+    assert info.documents - ends in (0, 1)
     assert part.info.hash == whole.info.hash
 
 

@@ -25,7 +25,9 @@ from coupledqk.errors import CoupledQKError, DivergedError
 from coupledqk.recipes import RECIPES, recipe
 from coupledqk.runs import Run
 from coupledqk.schema import change
-from coupledqk.tasks.lm import build_model, load_model, measure, pretrain
+from coupledqk.tasks.lm import measure
+from coupledqk.tasks.models import load_model, new_model
+from coupledqk.tasks.running import train_run
 from coupledqk.training.checkpoints import Checkpoints, damage, load_weights
 from coupledqk.training.events import Evaluation, Event, Step
 from coupledqk.training.logs import RunLog, tensorboard
@@ -72,7 +74,7 @@ def run_to(config: RunConfig, path: Path, stop_at: int | None = None, hear=lambd
         done = event.step
         hear(event)
 
-    return pretrain(
+    return train_run(
         config,
         path,
         lambda run: [RunLog(run, config.train.log_every), listen],
@@ -122,7 +124,7 @@ def test_recipes_are_those_of_the_papers_appendix(
     config = recipe(name, attention)
     model, train = config.model, config.train
     assert (model.d_model, model.n_heads, model.n_layers, model.d_ff) == shape
-    assert (model.vocab_size, model.positions, config.data.corpus, config.data.tokenizer) == (
+    assert (model.vocab_size, model.positions, config.task.corpus, config.task.tokenizer) == (
         50_257,
         "learned",
         corpus,
@@ -145,7 +147,7 @@ def test_the_schedule_at_its_corner_points() -> None:
 @pytest.mark.parametrize("variant", ["standard", "hamiltonian", "diff", "affine", "potential"])
 def test_weight_decay_is_on_all_matrices_and_on_nothing_else(text: Path, variant: str) -> None:
     config = tiny(text, variant, qk_norm=True)
-    model = build_model(config)
+    model = new_model(config)
     decayed, plain = build_optimizer(model, config.train).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
@@ -305,7 +307,7 @@ def test_a_full_disk_harms_nothing_already_saved(text: Path, tmp_path: Path, mon
 
 def test_perplexity_is_what_its_definition_says(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text), tmp_path / "run")
-    model, valid = load_model(run, "final"), prepare(run.config.data).valid.astype(int).tolist()
+    model, valid = load_model(run, "final"), prepare(run.config.task).valid.astype(int).tolist()
     losses = []
     for start in range(0, len(valid) - 1, 16):
         window = torch.tensor(valid[start : start + 17])
@@ -318,7 +320,7 @@ def test_perplexity_is_what_its_definition_says(text: Path, tmp_path: Path) -> N
     n_bytes = sum(token != 256 for token in valid)
     assert final["bits_per_byte"] == pytest.approx(sum(losses) / math.log(2) / n_bytes, rel=1e-5)
     assert run.result["best"]["loss"] == min(record["loss"] for record in run.records("valid"))
-    assert run.result["corpus_hash"] == prepare(run.config.data).info.hash
+    assert run.result["corpus_hash"] == prepare(run.config.task).info.hash
 
 
 def test_micro_batches_do_not_change_the_update(text: Path, tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_the_best_weights_are_kept_beside_the_final_ones(text: Path, tmp_path: P
     run = run_to(tiny(text, steps=150, lr=3e-2, eval_every=10, keep=1), tmp_path / "run")
     best, final = run.result["best"], run.result["final"]
     assert best["step"] < final["step"]
-    corpus = prepare(run.config.data)
+    corpus = prepare(run.config.task)
     for which, record in (("best", best), ("final", final)):
         measured = measure(
             load_model(run, which), valid_batches(corpus.valid, 16, 4), corpus.info.splits["valid"].bytes
@@ -383,7 +385,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
     # from there the loss is still that of a model, not of a wreck
     model = load_model(Run(tmp_path / "run"), "final", "cpu")
     load_weights(model, Path(found[1]))
-    corpus = prepare(tiny(text).data)
+    corpus = prepare(tiny(text).task)
     assert measure(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
 
 
@@ -395,13 +397,13 @@ def test_a_gated_coupled_run_starts_exactly_where_a_standard_one_ended(text: Pat
     config = tiny(text, "euler", gate=True, init_from=str(source.path))
     tokens = torch.arange(32)[None] % 16
     tokens = tokens[:, :16]
-    assert torch.equal(build_model(config)(tokens), load_model(source)(tokens))
+    assert torch.equal(new_model(config)(tokens), load_model(source)(tokens))
     resumed = run_to(config, tmp_path / "coupled")
     assert resumed.result["best"]["loss"] < source.result["best"]["loss"] + 0.1
     with pytest.raises(CoupledQKError, match="set gate=true"):
-        build_model(tiny(text, "euler", init_from=str(source.path)))
+        new_model(tiny(text, "euler", init_from=str(source.path)))
     with pytest.raises(CoupledQKError, match="another architecture"):
-        build_model(tiny(text, "standard", d_ff=64, init_from=str(source.path)))
+        new_model(tiny(text, "standard", d_ff=64, init_from=str(source.path)))
 
 
 # consumers
@@ -411,7 +413,7 @@ def test_tensorboard_gets_the_curves(text: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny(text)
-    pretrain(config, tmp_path / "run", lambda run: [RunLog(run, 1), tensorboard(run.path)])
+    train_run(config, tmp_path / "run", lambda run: [RunLog(run, 1), tensorboard(run.path)])
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     losses = [record["loss"] for record in Run(tmp_path / "run").records("train")]

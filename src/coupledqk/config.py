@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from .errors import CoupledQKError
@@ -155,15 +156,80 @@ class DataConfig:
     """gpt2, bytes, or bpe:N for a byte-level BPE of N tokens trained on the corpus itself."""
     data_dir: str | None = None
     """Where a local copy of a named corpus lies. A place, not a choice: it does not change what is trained."""
-    fraction: float = 1.0
-    """The share of the training text to use, from its beginning."""
+    max_tokens: int | None = None
+    """Tokens of the training text to use, from its beginning; all unless given."""
+    max_valid_tokens: int | None = None
+    """Tokens of the validation text to use, from its beginning; all unless given."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """Refuse text that is not UTF-8, or replace what cannot be read."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and up to 1")
+        for name in ("max_tokens", "max_valid_tokens"):
+            value = getattr(self, name)
+            require(value is None or value >= 2, name, value, "at least 2")
         tokenizer_size(self.tokenizer)
+
+
+@dataclass(frozen=True)
+class LMConfig(DataConfig):
+    """Language modelling: each next token of a text."""
+
+    kind: Literal["lm"] = "lm"
+
+
+@dataclass(frozen=True)
+class AdaptConfig(DataConfig):
+    """A trained language model (`init_from`) goes on with other text."""
+
+    kind: Literal["adapt"] = "adapt"
+    method: Literal["full", "lora", "lora_coupling", "coupling"] = "full"
+    """What is trained: all weights, low-rank updates of the qkv projections, these and the dynamics, or the dynamics alone."""
+    rank: int = 8
+    """Of the low-rank updates."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rank >= 1, "rank", self.rank, "at least 1")
+
+
+@dataclass(frozen=True)
+class MQARConfig:
+    """Multi-query associative recall: pairs of keys and values, then keys whose values are asked for."""
+
+    kind: Literal["mqar"] = "mqar"
+    protocol: Literal["paper", "zoology"] = "paper"
+    """The paper's (fresh rows at every step, no fillers) or Zoology's (a fixed set of rows, fillers between the queries)."""
+    n_pairs: int = 4
+    """Pairs of a key and a value in a row; its length is the model's seq_len."""
+    n_train: int = 100_000
+    """Rows of Zoology's training set."""
+    n_test: int = 3_000
+    """Rows of the test set."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("n_pairs", "n_train", "n_test"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+
+@dataclass(frozen=True)
+class GLUEConfig:
+    """A GLUE task: a language model (`init_from`) learns to classify sentences."""
+
+    kind: Literal["glue"] = "glue"
+    dataset: Literal["sst2", "mnli", "qnli"] = "sst2"
+    data_dir: str | None = None
+    """Where a local copy lies; from the hub unless given. A place, not a choice."""
+    max_examples: int | None = None
+    """Training examples to use, from the beginning; all unless given."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.max_examples is None or self.max_examples >= 1, "max_examples", self.max_examples, "at least 1")
+
+
+TaskConfig = LMConfig | AdaptConfig | MQARConfig | GLUEConfig
 
 
 def tokenizer_size(name: str) -> int:
@@ -180,7 +246,7 @@ def tokenizer_size(name: str) -> int:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """AdamW with linear warm-up from 0 and cosine decay to 0, as in the paper."""
+    """AdamW with linear warm-up from 0 and a decay to 0, as in the paper."""
 
     steps: int = 30_000
     batch_size: int = 32
@@ -197,6 +263,8 @@ class TrainConfig:
     """On all matrices, the tied embedding included, and on nothing else."""
     clip: float = 1.0
     """Largest norm of the gradient."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls to 0 after the warm-up."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp16"
     """Of the products, by autocast; weights stay float32. fp16 scales the loss."""
     eval_every: int = 1_000
@@ -257,7 +325,7 @@ class RunConfig:
     init_from: str | None = None
     """A run whose best weights this one starts from."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    task: TaskConfig = field(default_factory=LMConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
@@ -268,21 +336,33 @@ class RunConfig:
                 f"seq_len={self.train.seq_len} is longer than the model's {self.model.n_positions} learned positions: "
                 "shorten it or raise n_positions"
             )
-        n_tokens = tokenizer_size(self.data.tokenizer)
-        if self.model.vocab_size < n_tokens:
-            raise CoupledQKError(
-                f"vocab_size={self.model.vocab_size} is less than the {n_tokens} tokens of {self.data.tokenizer!r}: set "
-                f"vocab_size={n_tokens}"
-            )
+        if isinstance(self.task, DataConfig):
+            n_tokens = tokenizer_size(self.task.tokenizer)
+            if self.model.vocab_size < n_tokens:
+                raise CoupledQKError(
+                    f"vocab_size={self.model.vocab_size} is less than the {n_tokens} tokens of {self.task.tokenizer!r}: set "
+                    f"vocab_size={n_tokens}"
+                )
         if not self.model.attention.causal:
             raise CoupledQKError("causal=False: a language model is trained on what comes next and must be causal")
         if self.init_from and self.init_seed is not None:
             raise CoupledQKError("init_seed and init_from are both set: the weights come from one or the other")
+        if self.init_from is None and isinstance(self.task, AdaptConfig | GLUEConfig):
+            raise CoupledQKError(f"task {self.task.kind!r} starts from a trained run: name it with init_from")
+
+
+def text_of(config: RunConfig) -> DataConfig:
+    """The text of a run, for what only makes sense with one."""
+    if isinstance(config.task, DataConfig):
+        return config.task
+    raise CoupledQKError(f"this run's task is {config.task.kind!r}, which has no text: expected a language model's run")
 
 
 def identity(config: RunConfig) -> str:
-    """A hash of all that decides what is computed: everything but where the data lies and how the run is carried out."""
+    """A hash of all that decides what is computed: everything but where data and runs lie and how the run is carried out."""
     data = to_dict(config)
     del data["runtime"]
-    data["data"].pop("data_dir", None)
+    data["task"].pop("data_dir", None)
+    if config.init_from:
+        data["init_from"] = Path(config.init_from).name
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]

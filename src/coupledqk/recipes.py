@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from .config import DataConfig, RunConfig, RuntimeConfig, TrainConfig, tokenizer_size
+from .config import LMConfig, RunConfig, RuntimeConfig, TrainConfig, tokenizer_size
 from .errors import unknown
 from .schema import change
 from .variants import preset, variant
 
 _PAPER = RunConfig(
     model=preset("small"),
-    data=DataConfig(corpus="wikitext-103"),
+    task=LMConfig(corpus="wikitext-103"),
     train=TrainConfig(),
     runtime=RuntimeConfig(micro_batch=8),
 )
@@ -18,7 +18,7 @@ _PAPER = RunConfig(
 RECIPES: dict[str, RunConfig] = {
     "nano": RunConfig(
         model=preset("nano", vocab_size=2048, n_positions=256),
-        data=DataConfig(tokenizer="bpe:2048"),
+        task=LMConfig(tokenizer="bpe:2048"),
         train=TrainConfig(steps=500, batch_size=16, seq_len=256, lr=2e-3, warmup=50, precision="fp32", eval_every=100),
         runtime=RuntimeConfig(save_every=100),
     ),
@@ -36,8 +36,8 @@ RECIPES: dict[str, RunConfig] = {
         train=TrainConfig(lr=2e-4),
         runtime=RuntimeConfig(micro_batch=4, gradient_checkpointing=True),
     ),
-    "openwebtext": replace(_PAPER, data=DataConfig(corpus="openwebtext")),
-    "pubmed": replace(_PAPER, data=DataConfig(corpus="pubmed")),
+    "openwebtext": replace(_PAPER, task=LMConfig(corpus="openwebtext")),
+    "pubmed": replace(_PAPER, task=LMConfig(corpus="pubmed")),
 }
 """By name, with standard attention; `recipe` puts in another."""
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from .config import RunConfig, identity
+from .config import DataConfig, GLUEConfig, RunConfig, identity
 from .errors import CoupledQKError
 from .files import write_atomic
 from .schema import flat, from_toml, leaves, to_dict, to_toml
@@ -111,7 +111,7 @@ class Run:
         changed = [
             f"{path} ({ours.get(path)!r} there, {theirs.get(path)!r} now)"
             for path in leaves(config)
-            if not path.startswith("runtime.") and path != "data.data_dir" and ours.get(path) != theirs.get(path)
+            if not path.startswith("runtime.") and path != "task.data_dir" and ours.get(path) != theirs.get(path)
         ]
         raise CoupledQKError(
             f"{self.path} holds another run; different are {', '.join(changed)}: choose another --out, or the same settings"
@@ -153,10 +153,17 @@ def variant_name(config: RunConfig) -> str:
     return next((name for name, attention in VARIANTS.items() if attention == config.model.attention), "custom")
 
 
+def task_name(config: RunConfig) -> str:
+    """What a run learns, in a word: its corpus, or the name of its task."""
+    task = config.task
+    if isinstance(task, DataConfig):
+        return Path(task.corpus).name.partition(".")[0] or "corpus"
+    return task.dataset if isinstance(task, GLUEConfig) else task.kind
+
+
 def default_name(config: RunConfig) -> str:
     """A readable folder name that no other run has."""
-    corpus = Path(config.data.corpus).name.partition(".")[0] or "corpus"
-    return f"{corpus}-{variant_name(config)}-s{config.seed}-{identity(config)}"
+    return f"{task_name(config)}-{variant_name(config)}-s{config.seed}-{identity(config)}"
 
 
 def find_runs(folder: Path) -> list[Run]:

@@ -85,13 +85,29 @@ def from_dict(kind: type[Config], data: Mapping[str, Any], where: str = "") -> C
             raise unknown("setting", where + key, [where + name for name in hints])
     values = {}
     for key, value in data.items():
-        if dataclasses.is_dataclass(hints[key]):
+        if kinds := _tables(hints[key]):
             if not isinstance(value, Mapping):
                 raise CoupledQKError(f"{where}{key}={value!r}: expected a table [{where}{key}]")
-            values[key] = from_dict(typing.cast(type, hints[key]), value, f"{where}{key}.")
+            values[key] = from_dict(_of_kind(kinds, value, where + key), value, f"{where}{key}.")
         else:
             values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
+
+
+def _tables(hint: Any) -> list[type]:
+    """The dataclasses that a field may hold."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
+
+
+def _of_kind(kinds: list[type], data: Mapping[str, Any], where: str) -> type:
+    """Which of several dataclasses a table is, by its `kind`; the first unless it says."""
+    if len(kinds) == 1 or "kind" not in data:
+        return kinds[0]
+    named = {kind.kind: kind for kind in kinds}
+    if data["kind"] not in named:
+        raise unknown(f"{where}.kind", data["kind"], named)
+    return named[data["kind"]]
 
 
 def to_toml(config: object) -> str:

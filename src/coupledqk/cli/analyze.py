@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ..config import text_of
 from ..errors import CoupledQKError
 from ..runs import Run
 from .analyze_tables import labels, tables
@@ -122,7 +123,7 @@ class Analyze:
     def open_text(self, runs: dict[str, Run]) -> tuple[TokenizedCorpus, list[int]]:
         """The text for all runs, and the lengths of context to measure."""
         from ..data.shards import prepare
-        from ..tasks.lm import run_tokenizer
+        from ..tasks.models import run_tokenizer
         from ..training.progress import tokenizing
 
         tokenizers = {name: run_tokenizer(run) for name, run in runs.items()}
@@ -132,9 +133,9 @@ class Analyze:
                 raise CoupledQKError(
                     f"{first} and {other} have different tokenizers, so they cannot read the same tokens: analyze them apart"
                 )
-        data = runs[first].config.data
+        data = text_of(runs[first].config)
         if self.corpus is not None:
-            data = replace(data, corpus=self.corpus, fraction=1.0)
+            data = replace(data, corpus=self.corpus, max_tokens=None, max_valid_tokens=None)
         if self.data_dir is not None:
             data = replace(data, data_dir=str(self.data_dir))
         with tokenizing() as on_bytes:
@@ -196,7 +197,7 @@ def checkpoints(run: Run, which: str) -> dict[int, Path]:
 
 def models(run: Run, which: str, device: str) -> Iterator[tuple[int, TransformerLM]]:
     """A run's model with the weights of one checkpoint after another."""
-    from ..tasks.lm import load_model
+    from ..tasks.models import load_model
     from ..training.checkpoints import load_weights
 
     model = load_model(run, "best" if which == "best" else "final", device)

@@ -130,7 +130,7 @@ class Bench:
         import torch
 
         from ..bench.contenders import Setup
-        from ..tasks.lm import pick_device
+        from ..tasks.models import pick_device
 
         batch, seq_len = (1, self.prompt) if self.decode else (self.batch, self.seq_len)
         threads = torch.get_num_threads() if self.threads is None else self.threads

@@ -58,7 +58,7 @@ ABOUT = (
 def continuation(run: Run) -> Sample:
     import torch
 
-    from ..tasks.lm import load_model, run_tokenizer
+    from ..tasks.models import load_model, run_tokenizer
 
     model, tokenizer = load_model(run, device="cpu"), run_tokenizer(run)
     prompt = tokenizer.encode(PROMPT)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ..config import text_of
 from ..runs import Run
 from .output import table
 
@@ -35,14 +36,15 @@ class Eval:
     def run(self) -> None:
         from ..data.batches import valid_batches
         from ..data.shards import prepare
-        from ..tasks.lm import load_model, measure, perplexity_definition, run_tokenizer
+        from ..tasks.lm import measure, perplexity_definition
+        from ..tasks.models import load_model, run_tokenizer
         from ..training.progress import tokenizing
 
         run = Run.open(self.run_folder)
         model = load_model(run, self.checkpoint, self.device)
-        data = run.config.data
+        data = text_of(run.config)
         if self.corpus is not None:
-            data = replace(data, corpus=self.corpus, fraction=1.0)
+            data = replace(data, corpus=self.corpus, max_tokens=None, max_valid_tokens=None)
         if self.data_dir is not None:
             data = replace(data, data_dir=str(self.data_dir))
         with tokenizing() as on_bytes:
@@ -50,7 +52,8 @@ class Eval:
         seq_len = run.config.train.seq_len
         batches = valid_batches(getattr(corpus, self.split), seq_len, batch_size=8)
         measures = measure(model, batches, corpus.info.splits[self.split].bytes)
-        definition = perplexity_definition(self.split, seq_len, data.tokenizer)
+        part = {"valid": data.max_valid_tokens, "train": data.max_tokens}.get(self.split)
+        definition = perplexity_definition(self.split, seq_len, data.tokenizer, part)
         if self.json:
             about = {"run": str(run.path), "corpus": data.corpus, "split": self.split, "hash": corpus.info.hash}
             print(json.dumps({**about, **measures, "perplexity_definition": definition}, indent=2))

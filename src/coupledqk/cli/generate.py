@@ -40,7 +40,7 @@ class Generate:
     def run(self) -> None:
         import torch
 
-        from ..tasks.lm import load_model, run_tokenizer
+        from ..tasks.models import load_model, run_tokenizer
 
         run = Run.open(self.run_folder)
         model, tokenizer = load_model(run, self.checkpoint, self.device), run_tokenizer(run)

@@ -20,21 +20,25 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def results_table(runs: Sequence[Run]) -> str:
-    """One row per finished run: best and final validation perplexity, bits per byte, parameters, speed."""
+    """One row per finished run of one task: best and final measure, parameters, speed."""
+    measure, beside, form = (
+        ("perplexity", "bits_per_byte", ".2f")
+        if "perplexity" in runs[0].result["best"]
+        else ("accuracy", "loss", ".4f")
+    )
     rows = []
     for run in runs:
-        best, final, info = run.result["best"], run.result["final"], run.info
-        speed = run.result["tokens_per_second"]
+        best, final, speed = run.result["best"], run.result["final"], run.result["tokens_per_second"]
         rows.append(
             [
-                info["variant"],
+                run.info["variant"],
                 str(run.config.seed),
-                f"{best['perplexity']:.2f}",
-                f"{final['perplexity']:.2f}",
-                f"{best['bits_per_byte']:.4f}",
-                f"{info['parameters']:,}",
+                f"{best[measure]:{form}}",
+                f"{final[measure]:{form}}",
+                f"{best[beside]:.4f}",
+                f"{run.info['parameters']:,}",
                 f"{speed:,.0f}" if speed else "",
             ]
         )
-    head = ["attention", "seed", "perplexity: best", "final", "bits per byte", "parameters", "tokens/s"]
-    return f"{table(head, rows)}\n\nPerplexity: {runs[0].result['perplexity_definition']}."
+    head = ["attention", "seed", f"{measure}: best", "final", beside.replace("_", " "), "parameters", "tokens/s"]
+    return f"{table(head, rows)}\n\n{measure.capitalize()}: {runs[0].result['definition']}."

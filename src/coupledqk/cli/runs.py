@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import identity
 from ..errors import CoupledQKError
-from ..runs import Run, find_runs, variant_name
+from ..runs import Run, find_runs, task_name, variant_name
 from .output import table
 
 
@@ -53,7 +53,7 @@ def describe(run: Run) -> dict[str, Any]:
         "run": str(run.path),
         "attention": variant_name(config),
         "seed": config.seed,
-        "corpus": config.data.corpus,
+        "corpus": task_name(config),
         "status": run.status,
         "step": f"{step}/{config.train.steps}",
         "perplexity": best.get("perplexity"),

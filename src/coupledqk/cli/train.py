@@ -63,7 +63,7 @@ def train_one(
     config: RunConfig, out: Path, tensorboard: bool = False, wandb: bool = False, label: str | None = None
 ) -> Run:
     """Trains with progress on the terminal; a run stopped on request ends the program and says how to go on."""
-    from ..tasks.lm import pretrain
+    from ..tasks.running import train_run
     from ..training import logs
     from ..training.progress import Progress, stop_on_signals, tokenizing
 
@@ -72,7 +72,7 @@ def train_one(
         return [logs.RunLog(run, config.train.log_every), Progress(label or out.name, config.train.steps), *others]
 
     with stop_on_signals() as stop:
-        run = pretrain(config, out, consumers, stop, tokenizing)
+        run = train_run(config, out, consumers, stop, tokenizing)
     if not run.result:
         print(f"stopped and saved; go on with\n\n    coupledqk train --resume {out}", file=sys.stderr)
         sys.exit(130)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ..config import DataConfig
 from ..errors import CoupledQKError
@@ -68,7 +68,7 @@ class TokenizedCorpus:
     test: NDArray[Any]
     tokenizer: Tokenizer
     info: CorpusInfo
-    """With fraction < 1 the counts of `train` are those of the part in use, its hash still that of the whole."""
+    """Of a split of which only a part is used, the counts are those of the part, the hash still that of the whole."""
 
 
 def prepare(
@@ -94,7 +94,7 @@ def prepare(
                 f"cannot write {folder}: {error.strerror}; set COUPLEDQK_CACHE to another folder"
             ) from error
         found = _open(folder, corpus)
-    return found if config.fraction == 1 else _first_part(found, config.fraction)
+    return _first_part(_first_part(found, "train", config.max_tokens), "valid", config.max_valid_tokens)
 
 
 def cache_folder() -> Path:
@@ -104,19 +104,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "coupledqk")
 
 
-def _first_part(corpus: TokenizedCorpus, fraction: float) -> TokenizedCorpus:
-    """The first tokens of the training split. A tokenizer trained on the corpus has seen all of it, so that the perplexities
-    of different fractions can be compared."""
-    train = corpus.train[: int(fraction * len(corpus.train))]
+def _first_part(corpus: TokenizedCorpus, split: Literal["train", "valid"], n: int | None) -> TokenizedCorpus:
+    """The first n tokens of a split. A tokenizer trained on the corpus has seen all of it, so that the perplexities of
+    different parts of the training text can be compared."""
+    tokens = getattr(corpus, split)[:n]
+    if n is None or len(tokens) < n:
+        return corpus
     lengths, end_of_text = corpus.tokenizer.byte_lengths, corpus.tokenizer.end_of_text
     n_bytes = n_documents = 0
-    for start in range(0, len(train), PIECE):
-        part = train[start : start + PIECE]
+    for start in range(0, n, PIECE):
+        part = tokens[start : start + PIECE]
         n_bytes += int(lengths[part].sum())
         n_documents += int((part == end_of_text).sum())
-    n_documents += len(train) > 0 and train[-1] != end_of_text
-    split = replace(corpus.info.splits["train"], bytes=n_bytes, documents=int(n_documents), tokens=len(train))
-    return replace(corpus, train=train, info=replace(corpus.info, splits={**corpus.info.splits, "train": split}))
+    n_documents += int(tokens[-1] != end_of_text)
+    part = replace(corpus.info.splits[split], bytes=n_bytes, documents=n_documents, tokens=n)
+    info = replace(corpus.info, splits={**corpus.info.splits, split: part})
+    return replace(corpus, **{split: tokens}, info=info)
 
 
 class _DamagedError(CoupledQKError):

@@ -60,7 +60,7 @@ def open_readers(
     folders: Sequence[Path], checkpoint: Literal["best", "final"] = "best", device: str = "auto"
 ) -> list[Reader]:
     """Loads one run, or two to compare."""
-    from ..tasks.lm import load_model, run_tokenizer
+    from ..tasks.models import load_model, run_tokenizer
 
     if not 1 <= len(folders) <= 2:
         raise CoupledQKError(f"{len(folders)} runs given: name one run folder, or two to compare them")

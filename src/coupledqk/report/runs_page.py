@@ -92,7 +92,7 @@ def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot]) -> dict[st
     definitions: dict[str, list[str]] = {}
     for name, snapshot in zip(names, snapshots, strict=True):
         if snapshot.result:
-            definitions.setdefault(snapshot.result["perplexity_definition"], []).append(name)
+            definitions.setdefault(snapshot.result["definition"], []).append(name)
     return definitions or {"exp of the mean loss per token over the validation split": list(names)}
 
 

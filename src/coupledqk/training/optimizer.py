@@ -9,11 +9,11 @@ from ..config import TrainConfig
 
 
 def lr_at(step: int, config: TrainConfig) -> float:
-    """The learning rate of update `step`, counted from 0: linear from 0 to the peak, then a cosine to 0."""
+    """The learning rate of update `step`, counted from 0: linear from 0 to the peak, then down to 0."""
     if step < config.warmup:
         return config.lr * step / config.warmup
     progress = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:

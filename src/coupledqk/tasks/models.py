@@ -1,0 +1,77 @@
+"""Models of runs: the one a run starts from, and the one it has trained."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..config import RunConfig
+from ..data.tokenizers import Tokenizer, from_json
+from ..errors import CoupledQKError
+from ..model import TransformerLM
+from ..runs import Run
+from ..training.checkpoints import Checkpoints, load_weights, read_weights
+
+
+def new_model(config: RunConfig) -> TransformerLM:
+    """The language model a run starts from."""
+    model = TransformerLM(config.model, seed=config.seed if config.init_seed is None else config.init_seed)
+    model.gradient_checkpointing = config.runtime.gradient_checkpointing
+    if config.init_from is not None:
+        start_from(model, Run.open(config.init_from))
+    return model
+
+
+def start_from(model: TransformerLM, source: Run) -> None:
+    """Loads a run's best weights. Dynamics that it lacks may be added if a gate makes them the identity at the start."""
+    weights = read_weights(_checkpoint(source, "best"))
+    fresh = model.state_dict()
+    misfits = [name for name in weights if name not in fresh or fresh[name].shape != weights[name].shape]
+    missing = [name for name in fresh if name not in weights]
+    if misfits or any(".dynamics." not in name for name in missing):
+        example = (misfits + [name for name in missing if ".dynamics." not in name])[0]
+        raise CoupledQKError(
+            f"{source.path} has another architecture: {example} does not fit; use its model settings, apart from the dynamics"
+        )
+    if missing and not model.config.attention.dynamics.gate and model.config.attention.dynamics.method != "affine":
+        raise CoupledQKError(
+            f"{source.path} has no dynamics of this kind: set gate=true, so that they start as the identity"
+        )
+    model.load_state_dict({**fresh, **weights})
+
+
+def load_model(run: Run, checkpoint: Literal["best", "final"] = "best", device: str = "auto") -> TransformerLM:
+    """A trained model, ready to evaluate or to sample from."""
+    with torch.device("meta"):
+        model = TransformerLM(run.config.model)
+    model.to_empty(device=pick_device(device))
+    load_weights(model, _checkpoint(run, checkpoint))
+    return model.eval()
+
+
+def run_tokenizer(run: Run) -> Tokenizer:
+    return from_json((run.path / "tokenizer.json").read_text())
+
+
+def _checkpoint(run: Run, which: str) -> Path:
+    checkpoints = Checkpoints(run.path / "checkpoints", keep=1)
+    folder = checkpoints.best() if which == "best" else checkpoints.newest()
+    if folder is None:
+        raise CoupledQKError(
+            f"{run.path} has no {which} checkpoint yet: train it with `coupledqk train --resume {run.path}`"
+        )
+    return folder
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise CoupledQKError(
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}): try device=cpu"
+        ) from None
+    return device

@@ -1,0 +1,113 @@
+"""A run: a task trained into a folder, from wherever it was left."""
+
+import datetime
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..config import RunConfig, identity
+from ..errors import CoupledQKError
+from ..files import write_atomic
+from ..provenance import commit, machine, versions
+from ..runs import Run, variant_name
+from ..training.checkpoints import Checkpoints
+from ..training.events import Event, Finished
+from ..training.logs import Consumer
+from ..training.loop import Task, train
+from .lm import LanguageModelling
+from .models import pick_device
+
+
+class RunTask(Task, Protocol):
+    """A Task with all that a run folder tells of it."""
+
+    about: dict[str, Any]
+    """The data: its name as "corpus", its "hash", and what else explains the numbers."""
+    files: dict[str, str]
+    """What is kept beside the weights, by file name."""
+    definition: str
+    """What the measure means, in a sentence."""
+
+    def build_model(self) -> nn.Module: ...
+
+
+OnBytes = Callable[[int], None] | None
+
+TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
+    "lm": LanguageModelling.open,
+}
+"""By the `kind` of a run's task."""
+
+
+def train_run(
+    config: RunConfig,
+    path: Path,
+    consumers: Callable[[Run], list[Consumer]],
+    stop: Callable[[], bool] = lambda: False,
+    preparing: Callable[[], AbstractContextManager[OnBytes]] = nullcontext,
+) -> Run:
+    """Trains a run into a folder, from wherever it was left; a finished one is returned as it is.
+
+    While `preparing`, what it yields hears how many bytes of the corpus have been tokenized.
+    """
+    run = Run(path)
+    run.refuse_other(config)
+    with run.lock():
+        run.create(config)
+        if run.result:
+            return run
+        device = pick_device(config.runtime.device)
+        if config.runtime.threads is not None:
+            torch.set_num_threads(config.runtime.threads)
+        with preparing() as on_bytes:
+            task = TASKS[config.task.kind](config, on_bytes)
+        if run.info and run.info["corpus"]["hash"] != task.about["hash"]:
+            raise CoupledQKError(
+                f"{task.about['corpus']} has changed since {path} began: bring it back, or train into another --out"
+            )
+        model = task.build_model().to(device)
+        for name, text in task.files.items():
+            write_atomic(run.path / name, text)
+        run.write_json("info.json", describe(run, model, task))
+        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep)
+        listeners = consumers(run)
+        event: Event | None = None
+        for event in train(model, task, config, checkpoints, stop):
+            for listen in listeners:
+                listen(event)
+        if isinstance(event, Finished):
+            run.write_json("result.json", summarise(run, task))
+    return run
+
+
+def describe(run: Run, model: nn.Module, task: RunTask) -> dict[str, Any]:
+    return {
+        "name": run.path.name,
+        "variant": variant_name(run.config),
+        "identity": identity(run.config),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "corpus": task.about,
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(),
+        "started": run.info.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def summarise(run: Run, task: RunTask) -> dict[str, Any]:
+    valid, timings = run.records("valid"), run.timings()
+    speeds = sorted(t["tokens_per_second"] for t in timings if t["tokens_per_second"])
+    return {
+        "best": min(valid, key=lambda record: record["loss"]),
+        "final": valid[-1],
+        "steps": valid[-1]["step"],
+        "tokens": valid[-1]["tokens"],
+        "seconds": timings[-1]["seconds"] if timings else None,
+        "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "corpus_hash": task.about["hash"],
+        "definition": task.definition,
+    }
