@@ -1,4 +1,4 @@
-"""Complete runs by name: the paper's recipes, exactly, and one for a laptop. Torch-free."""
+"""Complete runs by name: the paper's recipes, exactly, and two for a laptop. Torch-free."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,15 @@ _PAPER = RunConfig(
 )
 
 RECIPES: dict[str, RunConfig] = {
+    # 237,568 parameters see 2 unique and 8 total tokens each, the paper's proportions: four passes over the text
+    "mini": RunConfig(
+        model=preset("mini", vocab_size=1024, n_positions=128),
+        task=LMConfig(tokenizer="bpe:1024", max_tokens=475_136, max_valid_tokens=65_536),
+        train=TrainConfig(
+            steps=928, batch_size=16, seq_len=128, lr=4e-3, warmup=62, precision="fp32", eval_every=116, log_every=4
+        ),
+        runtime=RuntimeConfig(save_every=116, threads=1),
+    ),
     "nano": RunConfig(
         model=preset("nano", vocab_size=2048, n_positions=256),
         task=LMConfig(tokenizer="bpe:2048"),

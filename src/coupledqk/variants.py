@@ -44,13 +44,14 @@ VARIANTS: dict[str, AttentionConfig] = {
 """Every variant: the paper's, their compositions, and the controls the paper lacks."""
 
 PRESETS: dict[str, ModelConfig] = {
+    "mini": ModelConfig(d_model=64, n_heads=4, n_layers=4, d_ff=128),
     "nano": ModelConfig(d_model=128, n_heads=4, n_layers=4, d_ff=512),
     "tiny": ModelConfig(d_model=256, n_heads=4, n_layers=6, d_ff=1024),
     "small": ModelConfig(d_model=512, n_heads=8, n_layers=8, d_ff=2048),
     "medium": ModelConfig(d_model=768, n_heads=12, n_layers=12, d_ff=3072),
     "large": ModelConfig(d_model=1024, n_heads=16, n_layers=24, d_ff=4096),
 }
-"""The paper's four sizes, and `nano` for laptops."""
+"""The paper's four sizes, and two for laptops: `mini` for grids of many runs, `nano` for one."""
 
 
 def variant(name: str, **settings: Any) -> AttentionConfig:

@@ -35,7 +35,7 @@ class Bench:
     """
 
     preset: str = "small"
-    """Model size: nano, tiny, small, medium or large."""
+    """Model size: mini, nano, tiny, small, medium or large."""
     vocab: int = 50_257
     """Vocabulary size."""
     variants: tuple[str, ...] = ()

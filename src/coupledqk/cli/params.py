@@ -21,7 +21,7 @@ class Params:
     """
 
     preset: str = "small"
-    """Model size: nano, tiny, small, medium or large."""
+    """Model size: mini, nano, tiny, small, medium or large."""
     vocab: int = 50_257
     """Vocabulary size; the paper's language models use GPT-2's 50,257."""
     positions: int = 2048

@@ -17,8 +17,8 @@ class WithSettings:
     """A command that makes run configurations. Flags it does not know are settings."""
 
     recipe: str = "nano"
-    """Where the settings start from: nano (a laptop, minutes), wikitext-103, wikitext-103-medium, wikitext-103-large,
-    openwebtext or pubmed (the paper's, for GPUs)."""
+    """Where the settings start from: nano (a laptop, minutes), mini (smaller, for grids of many runs), wikitext-103,
+    wikitext-103-medium, wikitext-103-large, openwebtext or pubmed (the paper's, for GPUs)."""
     variant: str = "standard"
     """The attention: standard, gqa, diff, mlp_only, euler, hamiltonian, ... (`coupledqk params` lists all)."""
     config: Path | None = None
