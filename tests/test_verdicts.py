@@ -1,0 +1,294 @@
+"""Verdicts: what they say of clear, of doubtful and of broken evidence, and how often they err."""
+
+import math
+import tomllib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coupledqk import CoupledQKError
+from coupledqk.lab.statistics import paired, relative_differences, welch
+from coupledqk.lab.verdicts import Claim, judge, judge_all
+from coupledqk.schema import from_dict, to_dict
+
+HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot tell with this many seeds"
+TRIALS = 2000
+SLACK = 3 * math.sqrt(0.05 * 0.95 / TRIALS)  # three standard errors of a rate near 5%
+
+
+def claim(kind="lower", paper_effect=None, **more):
+    return Claim("a claim", kind, "coupled", "standard", paper_effect=paper_effect, **more)
+
+
+def around(mean, spread, n=3):
+    """Values by seed with exactly this mean and standard deviation."""
+    steps = np.linspace(-1, 1, n)
+    return dict(enumerate((mean + spread / steps.std(ddof=1) * steps).tolist()))
+
+
+def against_standard(effect, spread, n=3):
+    """Cells whose relative differences have exactly this mean and standard deviation."""
+    standard = around(20, 0.5, n)
+    differences = around(effect * 20, spread * 20, n)
+    return {"standard": standard, "coupled": {seed: standard[seed] + differences[(seed * 2) % n] for seed in standard}}
+
+
+def simulated(effects, n=5, spread=0.01, seed=0):
+    """Experiments drawn at random: seeds move all cells alike, each cell by its effect, and each run by chance."""
+    rng = np.random.default_rng(seed)
+    for _ in range(TRIALS):
+        shared = rng.normal(20, 0.5, n)
+        cells = {label: shared + 20 * (effect + rng.normal(0, spread / 2**0.5, n)) for label, effect in effects.items()}
+        yield {label: dict(enumerate(values.tolist())) for label, values in cells.items()}
+
+
+def rates(the_claim, experiments):
+    outcomes = [judge(the_claim, samples).outcome for samples in experiments]
+    return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in (HOLDS, FAILS, OPEN)}
+
+
+@pytest.mark.parametrize(
+    ("the_claim", "effect", "spread", "outcome"),
+    [
+        (claim("lower", -0.066), -0.066, 0.001, HOLDS),
+        (claim("lower", -0.066), -0.010, 0.001, HOLDS),  # the claimed side, though less than in the paper
+        (claim("lower", -0.066), 0.000, 0.001, FAILS),  # excludes the paper's effect
+        (claim("lower", -0.066), 0.010, 0.001, FAILS),  # the other side
+        (claim("lower", -0.066), -0.030, 0.020, OPEN),
+        (claim("lower"), 0.000, 0.001, OPEN),  # nothing published to exclude
+        (claim("lower"), 0.010, 0.001, FAILS),
+        (claim("higher", 0.018), 0.018, 0.001, HOLDS),
+        (claim("higher", 0.018), -0.018, 0.001, FAILS),
+        (claim("higher", 0.018), 0.010, 0.010, OPEN),
+        (claim("equal"), 0.000, 0.001, HOLDS),
+        (claim("equal"), 0.005, 0.001, HOLDS),  # a difference, but one that does not matter
+        (claim("equal"), 0.005, 0.010, OPEN),
+        (claim("equal", margin=0.001), 0.005, 0.001, FAILS),
+        (claim("equal"), -0.020, 0.001, FAILS),
+    ],
+)
+def test_outcomes(the_claim, effect, spread, outcome) -> None:
+    verdict = judge(the_claim, against_standard(effect, spread))
+    assert verdict.outcome == outcome
+    assert verdict.evidence.effect == pytest.approx(effect, abs=1e-12)
+    assert verdict.evidence.paired
+    assert verdict.evidence.n == (3, 3)
+
+
+PUBLISHED = {
+    "standard": around(24.22, 0.12),
+    "mlp_only": around(23.81, 0.31, 10),
+    "euler": around(22.55, 0.04),
+    "hamiltonian": around(22.62, 0.04),
+    "web/standard": around(40.64, 0.23),
+    "web/hamiltonian": around(44.85, 0.14),
+}
+
+
+@pytest.mark.parametrize(
+    ("of_the_paper", "effect", "outcome"),
+    [
+        (Claim("coupling helps", "lower", "hamiltonian", "standard", paired=False), 22.62 / 24.22 - 1, HOLDS),
+        (Claim("coupled ≫ uncoupled", "lower", "hamiltonian", "mlp_only", paired=False), 22.62 / 23.81 - 1, HOLDS),
+        (Claim("Euler ≈ Hamiltonian", "equal", "euler", "hamiltonian", paired=False), 22.55 / 22.62 - 1, HOLDS),
+        (Claim("8× variance", "less_variable", "hamiltonian", "mlp_only"), 0.04 / 0.31 - 1, HOLDS),
+        (Claim("steadier than standard", "less_variable", "hamiltonian", "standard"), 0.04 / 0.12 - 1, OPEN),
+    ],
+)
+def test_the_papers_own_numbers(of_the_paper, effect, outcome) -> None:
+    verdict = judge(of_the_paper, PUBLISHED)
+    assert verdict.outcome == outcome
+    assert verdict.evidence.effect == pytest.approx(effect)
+    assert not verdict.evidence.paired
+
+
+@pytest.mark.parametrize("by_seed", [True, False])
+def test_an_interaction_is_the_difference_of_two_relative_effects(by_seed) -> None:
+    corpus = Claim(
+        "coherent corpora gain",
+        "interaction",
+        "hamiltonian",
+        "standard",
+        ("web/hamiltonian", "web/standard"),
+        -0.17,
+        paired=by_seed,
+    )
+    rng = np.random.default_rng(0)
+    samples = {label: dict(enumerate(rng.normal(x[1], 0.2, 4).tolist())) for label, x in PUBLISHED.items()}
+    verdict = judge(corpus, samples)
+    here, there = (
+        relative_differences(list(samples[a].values()), list(samples[b].values()))
+        for a, b in (("hamiltonian", "standard"), ("web/hamiltonian", "web/standard"))
+    )
+    expected = (paired if by_seed else welch)(here, there)
+    assert verdict.evidence.effect == pytest.approx(expected.value)
+    assert verdict.evidence.interval == pytest.approx(expected.interval())
+    assert verdict.evidence.paired == by_seed
+    assert verdict.outcome == HOLDS
+    assert (
+        judge(
+            Claim("", "interaction", "standard", "hamiltonian", ("web/standard", "web/hamiltonian"), -0.17), samples
+        ).outcome
+        == FAILS
+    )
+
+
+@given(st.floats(1e-3, 1e3), st.floats(-0.05, 0.05), st.sampled_from(["lower", "higher", "equal", "less_variable"]))
+@settings(max_examples=30, deadline=None)
+def test_verdicts_do_not_depend_on_the_unit(unit, effect, kind) -> None:
+    samples = against_standard(effect, 0.004)
+    scaled = {label: {seed: unit * x for seed, x in runs.items()} for label, runs in samples.items()}
+    ours, theirs = judge(claim(kind), samples).evidence, judge(claim(kind), scaled).evidence
+    assert ours.interval == pytest.approx(theirs.interval)
+    assert ours.p == pytest.approx(theirs.p)
+
+
+def test_nothing_is_rarely_called_an_effect() -> None:
+    found = rates(claim("lower"), simulated({"standard": 0, "coupled": 0}))
+    assert found[HOLDS] == pytest.approx(0.025, abs=SLACK)
+    assert found[FAILS] == pytest.approx(0.025, abs=SLACK)
+
+
+def test_the_papers_effect_is_rarely_denied_where_it_is_there() -> None:
+    assert rates(claim("lower", -0.01), simulated({"standard": 0, "coupled": -0.01}))[FAILS] < 0.025 + SLACK
+
+
+def test_the_papers_effect_is_denied_where_it_is_not() -> None:
+    assert rates(claim("lower", -0.066), simulated({"standard": 0, "coupled": 0}))[FAILS] > 0.9
+
+
+def test_the_smallest_effect_is_found_four_times_in_five() -> None:
+    smallest = judge(claim(), against_standard(0, 0.01, n=5)).evidence.smallest
+    found = rates(claim("lower"), simulated({"standard": 0, "coupled": -smallest}))
+    assert found[HOLDS] == pytest.approx(0.8, abs=2 * SLACK)
+
+
+def test_equality_is_rarely_wrong_on_either_side_of_the_margin() -> None:
+    found = rates(claim("equal"), simulated({"standard": 0, "coupled": 0.01}, spread=0.002))
+    assert found[HOLDS] == pytest.approx(0.05, abs=SLACK)
+    assert found[FAILS] == pytest.approx(0.05, abs=SLACK)
+
+
+FAMILY = [claim(primary=True), *(Claim(label, "lower", label, "standard") for label in "abcd")]
+
+
+def test_the_other_claims_of_an_experiment_share_one_error_rate() -> None:
+    experiments = simulated(dict.fromkeys(("standard", "coupled", *"abcd"), 0))
+    verdicts = [judge_all(FAMILY, samples) for samples in experiments]
+    assert np.mean([v[0].outcome != OPEN for v in verdicts]) == pytest.approx(0.05, abs=SLACK)
+    assert np.mean([any(other.outcome != OPEN for other in v[1:]) for v in verdicts]) < 0.05 + SLACK
+
+
+def test_outcome_interval_and_adjusted_p_agree() -> None:
+    effects = {"standard": 0, "coupled": 0, "a": -0.03, "b": -0.02, "c": 0.02, "d": -0.01}
+    for samples, _ in zip(simulated(effects), range(200), strict=False):
+        for verdict in judge_all(FAMILY, samples):
+            low, high = verdict.evidence.interval
+            assert (verdict.outcome != OPEN) == (verdict.evidence.p <= 0.05) == (low > 0 or high < 0)
+            assert verdict.evidence.confidence >= 0.95 - 1e-12
+
+
+def test_the_primary_claim_is_judged_by_itself() -> None:
+    samples = next(simulated(dict.fromkeys(("standard", "coupled", *"abcd"), -0.01)))
+    verdicts = judge_all(FAMILY, samples)
+    assert verdicts[0] == judge(FAMILY[0], samples)
+    assert all(v.evidence.p >= judge(v.claim, samples).evidence.p for v in verdicts[1:])
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_experiment_has_one_primary_claim(number) -> None:
+    claims = [claim(primary=i < number) for i in range(3)]
+    with pytest.raises(CoupledQKError, match=f"one primary claim before it runs, given {number}"):
+        judge_all(claims, {})
+    assert judge_all([], {}) == []
+
+
+def test_one_seed_is_said_and_does_not_raise() -> None:
+    verdict = judge(claim(), {"standard": {0: 24.0}, "coupled": {0: 22.0}})
+    assert (verdict.outcome, verdict.evidence) == (OPEN, None)
+    assert verdict.sentence == "1 seed: a test needs two."
+
+
+def test_lacking_runs_are_left_out_on_both_sides_and_said() -> None:
+    whole = against_standard(-0.05, 0.002, n=5)
+    some = {label: dict(runs) for label, runs in whole.items()}
+    some["coupled"][1] = math.nan
+    del some["standard"][3]
+    verdict = judge(claim(), some)
+    kept = {label: {seed: runs[seed] for seed in (0, 2, 4)} for label, runs in whole.items()}
+    assert verdict.evidence == judge(claim(), kept).evidence
+    assert verdict.sentence.endswith("; coupled diverged with seed 1, standard has no run with seed 3.")
+
+
+@pytest.mark.parametrize("kind", ["lower", "higher", "equal", "less_variable", "interaction"])
+@pytest.mark.parametrize("by_seed", [True, False])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        {},
+        {"standard": {}, "coupled": {0: 1.0, 1: 2.0}},
+        {"standard": {0: 1.0, 1: math.inf}, "coupled": {1: 2.0, 2: math.nan}},
+        {"standard": {0: 0.0, 1: 0.0}, "coupled": {0: 1.0, 1: 1.0}},
+        {"standard": {0: 1.0, 1: 1.0}, "coupled": {0: 1.0, 1: 1.0}},
+    ],
+)
+def test_no_evidence_is_so_bad_that_judging_fails(kind, by_seed, samples) -> None:
+    elsewhere = ("coupled", "standard") if kind == "interaction" else None
+    effect = -0.1 if kind == "interaction" else None
+    verdict = judge(claim(kind, effect, elsewhere=elsewhere, paired=by_seed), samples)
+    assert (verdict.outcome, verdict.evidence) == (OPEN, None)
+    assert verdict.sentence.endswith(".")
+
+
+def test_the_sentence_says_what_was_found_and_why() -> None:
+    assert judge(claim("lower", -0.066), against_standard(-0.017, 0.004, n=5)).sentence == (
+        "coupled is −1.70% against standard (95% interval −2.20% to −1.20%, 5 paired seeds, p < 0.001): "
+        "on the claimed side, with the paper's −6.60% outside the interval."
+    )
+    assert judge(claim("equal"), against_standard(0.004, 0.01)).sentence == (
+        "coupled is +0.40% against standard (90% interval −1.29% to +2.09%, 3 paired seeds, p = 0.204): "
+        "not within the margin of ±1% and not beyond; the smallest that so many seeds show four times in five is ±2.66%."
+    )
+    assert judge(
+        claim("less_variable", -0.87), {"coupled": around(22.6, 0.04), "standard": around(24, 0.12)}
+    ).sentence == (
+        "the standard deviation of coupled is 0.33× that of standard (95% interval 0.05× to 2.08×, 3 and 3 seeds, p = 0.200): "
+        "no effect and the paper's 0.13× are both inside the interval; the smallest that so many seeds show four times in five "
+        "is 0.08×."
+    )
+
+
+def test_claims_are_plain_data() -> None:
+    text = """
+    text = "coherent corpora gain"
+    kind = "interaction"
+    variant = "wikitext/hamiltonian"
+    baseline = "wikitext/standard"
+    elsewhere = ["web/hamiltonian", "web/standard"]
+    paper_effect = -0.17
+    primary = true
+    source = "lm_corpus"
+    """
+    read = from_dict(Claim, tomllib.loads(text))
+    assert read.elsewhere == ("web/hamiltonian", "web/standard")
+    assert from_dict(Claim, to_dict(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "smaller"}, "unknown kind 'smaller'"),
+        ({"kind": "lower", "paper_effect": 0.066}, "expected an effect that is lower"),
+        ({"kind": "less_variable", "paper_effect": 7.75}, "expected an effect that is less_variable"),
+        ({"kind": "equal", "margin": 0.0}, "margin=0.0: expected a share"),
+        ({"kind": "interaction", "elsewhere": ("a", "b")}, "expected the effect whose sign is claimed"),
+        ({"kind": "interaction", "paper_effect": -0.1}, "elsewhere=None: expected 2 labels"),
+        ({"kind": "lower", "elsewhere": ("a", "b")}, "expected 0 labels"),
+        ({"kind": "lower", "baseline": "coupled"}, "another cell than the baseline"),
+    ],
+)
+def test_a_claim_that_makes_no_sense_is_refused(fields, message) -> None:
+    with pytest.raises(CoupledQKError, match=message):
+        Claim(**{"text": "a claim", "variant": "coupled", "baseline": "standard"} | fields)
