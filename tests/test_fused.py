@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from conftest import TINY, double_randn, mlp_force, random_tokens, tiny_model
 from coupledqk import CoupledQKError, TransformerLM, evolve
 from coupledqk.config import DynamicsConfig
-from coupledqk.dynamics import Dynamics, LinearForce, MLPForce, fused
+from coupledqk.dynamics import Dynamics, LinearForce, MLPForce, fused, set_impl
 from coupledqk.dynamics.evolve import integrate
 from coupledqk.dynamics.fused import SCHEDULES, fused_dynamics, fused_dynamics_backward
 from coupledqk.dynamics.implementations import WORTH_FUSING, choose
@@ -157,9 +157,7 @@ def test_compiles_to_one_graph():
 
 
 def with_impl(model, impl):
-    for module in model.modules():
-        if isinstance(module, Dynamics):
-            module.impl = impl
+    set_impl(model, impl)
     return model
 
 

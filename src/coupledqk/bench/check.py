@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..dynamics import set_impl
 from ..errors import CoupledQKError
 from ..loss import plain_loss
 from ..model import TransformerLM
-from .contenders import Contender, Rival, Setup, set_impl
+from .contenders import Contender, Rival, Setup
 
 ENOUGH_TOKENS = 512
 """More are not checked. A model at least 128 wide computes so many as it computes more: by the fast implementation, if any."""

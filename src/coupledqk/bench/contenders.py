@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import ModelConfig
 from ..costs import has_fast_dynamics
-from ..dynamics import IMPLEMENTATIONS, Dynamics
+from ..dynamics import IMPLEMENTATIONS, set_impl
 from ..errors import unknown
 from ..model import TransformerLM
 from ..schema import change, check_fields, require
@@ -83,12 +83,6 @@ class Ours(TransformerLM):
 
 
 Rival = Ours | Peer
-
-
-def set_impl(model: nn.Module, impl: str) -> None:
-    for module in model.modules():
-        if isinstance(module, Dynamics):
-            module.impl = impl
 
 
 def our_contenders(

@@ -10,6 +10,7 @@ from ..errors import CoupledQKError
 from ..schema import require
 from ..variants import PAPER_VARIANTS
 from .bench_report import report
+from .output import table
 
 if TYPE_CHECKING:
     from ..bench.contenders import Contender, Setup
@@ -28,6 +29,7 @@ class Bench:
         coupledqk bench --lengths 256 512 1024 2048 4096 --batch 1 --variants hamiltonian diff
         coupledqk bench --n-steps 1 3 5 7
         coupledqk bench --decode --peers llama
+        coupledqk bench --kernels
         coupledqk bench --device cuda --precision fp16 --batch 8 --impl auto triton
 
     Contenders take turns, so that a busy machine slows them alike. A speed is relative to standard in the same round;
@@ -68,12 +70,17 @@ class Bench:
     """auto, cpu, cuda, cuda:1 ..."""
     threads: int | None = None
     """CPU threads; PyTorch's own choice unless given."""
+    kernels: bool = False
+    """Compile the Triton kernels for three generations of GPUs instead, and print the registers and memory they need."""
     save: Path | None = None
     """Keep JSON, CSV and plots in this folder."""
     json: bool = False
     """Print JSON instead of tables."""
 
     def run(self) -> None:
+        if self.kernels:
+            self.report_kernels()
+            return
         result = self.measure()
         files = self._save(result)
         if self.json:
@@ -83,6 +90,15 @@ class Bench:
         if result["about"]["device"] != "cpu":
             text = f"Paste this into an issue, if it is worth sharing:\n\n```\n{text}\n```"
         print("\n\n".join([text, *(["\n".join(files)] if files else [])]))
+
+    def report_kernels(self) -> None:
+        from ..dynamics.triton import compile_report
+
+        rows = compile_report()
+        if self.json:
+            print(json.dumps(rows, indent=2))
+            return
+        print(table([name.replace("_", " ") for name in rows[0]], [[str(cell) for cell in row.values()] for row in rows]))
 
     def measure(self) -> dict[str, Any]:
         from ..bench.contenders import BASELINE

@@ -4,7 +4,7 @@ from .affine import affine, affine_inverse
 from .evolve import INVERSES, METHODS, evolve
 from .forces import FORCES, Force, LinearForce, MLPForce, PotentialForce, ZeroForce
 from .implementations import IMPLEMENTATIONS
-from .module import AffineDynamics, Dynamics, Static, build_dynamics
+from .module import AffineDynamics, Dynamics, Static, build_dynamics, set_impl
 
 __all__ = [
     "FORCES",
@@ -23,4 +23,5 @@ __all__ = [
     "affine_inverse",
     "build_dynamics",
     "evolve",
+    "set_impl",
 ]

@@ -89,6 +89,13 @@ class AffineDynamics(nn.Module):
         return s.mean(3, keepdim=True), t.mean(3, keepdim=True)
 
 
+def set_impl(model: nn.Module, impl: str) -> None:
+    """Chooses the implementation of all dynamics inside a model."""
+    for module in model.modules():
+        if isinstance(module, Dynamics):
+            module.impl = impl
+
+
 def build_dynamics(config: DynamicsConfig, width: int, n_kv_heads: int) -> nn.Module:
     """The module for (sub-)heads of that width."""
     if config.method == "none":

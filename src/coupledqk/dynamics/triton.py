@@ -8,7 +8,6 @@ and prints what they need of one.
 import itertools
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -225,13 +224,3 @@ def _kind(name: str, dtype: torch.dtype) -> str:
     if name == "dt_ptr" or name.endswith("_slots_ptr"):
         dtype = torch.float32
     return {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
-
-
-if __name__ == "__main__":
-    try:
-        report = compile_report()
-    except CoupledQKError as error:
-        sys.exit(str(error))
-    print(*(f"{column:>13}" for column in report[0]))
-    for row in report:
-        print(*(f"{value!s:>13}" for value in row.values()))

@@ -7,6 +7,7 @@ import torch
 
 from ..config import RunConfig
 from ..data.tokenizers import Tokenizer, from_json
+from ..dynamics import set_impl
 from ..errors import CoupledQKError
 from ..model import TransformerLM
 from ..runs import Run
@@ -17,6 +18,7 @@ def new_model(config: RunConfig) -> TransformerLM:
     """The language model a run starts from."""
     model = TransformerLM(config.model, seed=config.seed if config.init_seed is None else config.init_seed)
     model.gradient_checkpointing = config.runtime.gradient_checkpointing
+    set_impl(model, config.runtime.impl)
     if config.init_from is not None:
         start_from(model, Run.open(config.init_from))
     return model
