@@ -67,6 +67,14 @@ class Attention(nn.Module):
         mask of real tokens is `real[:, None, None, :]`. A causal attention never looks ahead, whatever the mask
         allows. `rope` rotates q and k (see `layers.rope_at`). `cache` adds the S − T tokens before x.
         """
+        q, k, v = self.evolved(x, rope)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        out = self.scoring(q, k, v, *self._visible(causal_mask, q, k))
+        return self.out(out.flatten(2)), 0.0
+
+    def evolved(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of the tokens x, ready for the cache and for scoring."""
         self._check_input(x)
         q, k, v = self.project(x)
         if self.qk_norm is not None:
@@ -74,10 +82,7 @@ class Attention(nn.Module):
         q, k = self.dynamics(q, k)
         if rope is not None:
             q, k = rope(q, k)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        out = self.scoring(q, k, v, *self._visible(causal_mask, q, k))
-        return self.out(out.flatten(2)), 0.0
+        return q, k, v
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads."""

@@ -27,11 +27,13 @@ from .variants import preset
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
+    attention: type[Attention] = Attention
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         out_std = INIT_STD / math.sqrt(2 * config.n_layers)
         self.attn_norm = RMSNorm(config.d_model)
-        self.attn = Attention(config.d_model, config.n_heads, config.attention, layer, out_std)
+        self.attn = self.attention(config.d_model, config.n_heads, config.attention, layer, out_std)
         self.ffn_norm = RMSNorm(config.d_model)
         self.ffn = SwiGLU(config.d_model, config.d_ff, out_std)
 

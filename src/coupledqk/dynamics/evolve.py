@@ -1,14 +1,16 @@
 """`evolve`: one call for every method, any layout, any grouping of heads and any precision."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
 from .euler import euler
 from .forces import Force
-from .implementations import choose, integrate_fast
+from .fused import SCHEDULES, SHARE
+from .implementations import WORTH_FUSING, choose, integrate_fast, obstacle_of
 from .leapfrog import leapfrog, leapfrog_inverse
 from .operators import dtype_of_sums
 from .residual import key_residual, kick, kick_inverse, query_residual, shared_mlp
@@ -70,11 +72,41 @@ def integrate(
 ) -> tuple[Tensor, Tensor]:
     """`evolve` without its checks: dt may be 0 (a closed gate)."""
     axis = HEAD_AXIS[layout]
+    if impl == "auto" and _is_decoding(q, k, dt) and not obstacle_of(force, method, inverse):
+        return _integrate_in_few_calls(q, k, dt, force, n_steps, method, axis)
     impl = choose(impl, q, force, method, inverse)
     if impl == "reference":
         return _integrate_readably(q, k, dt, force, n_steps, method, axis, inverse)
     q, k = integrate_fast(impl, q.movedim(axis, 2), k.movedim(axis, 2), dt, force, n_steps, method)
     return q.movedim(2, axis), k.movedim(2, axis)
+
+
+def _is_decoding(q: Tensor, k: Tensor, dt: Tensor | float) -> bool:
+    """A few tokens without gradients, whose sums need no other precision."""
+    if torch.is_grad_enabled() or q.numel() >= WORTH_FUSING or torch.compiler.is_compiling():
+        return False
+    return isinstance(dt, Tensor) and q.dtype == k.dtype == dt.dtype == torch.float32
+
+
+def _integrate_in_few_calls(
+    q: Tensor, k: Tensor, dt: Any, force: Any, n_steps: int, method: str, axis: int
+) -> tuple[Tensor, Tensor]:
+    """The moves of `fused.py`, for so few tokens that only the number of calls matters."""
+    grouped = q.shape[axis] != k.shape[axis]
+    if grouped:
+        q, k = group_heads(q, k, axis)
+    dt, w1, w2 = dt.view(-1, *[1] * (q.ndim - axis - 1)), force.w1, force.w2
+    h = q
+    for move in SCHEDULES[method](n_steps):
+        if move == "force":
+            h = F.silu(F.linear(q, w1), inplace=True)
+            if grouped:
+                h = h.mean(axis + 1, keepdim=True)
+        elif move == "drift":
+            q = torch.addcmul(q, k, dt)
+        else:
+            k = torch.addcmul(k, F.linear(h, w2), dt, value=SHARE[move])
+    return ungroup_heads(q, k, axis) if grouped else (q, k)
 
 
 def _integrate_readably(

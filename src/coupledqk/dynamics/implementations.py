@@ -24,7 +24,7 @@ def choose(impl: str, q: Tensor, force: Force, method: str, inverse: bool) -> st
     """`impl` with "auto" resolved; never by the values of q."""
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
-    obstacle = _obstacle(force, method, inverse)
+    obstacle = obstacle_of(force, method, inverse)
     if impl == "auto":
         # The compiler fuses the readable methods by itself, and need not recompute.
         wanted = q.device.type == "cpu" and q.numel() >= WORTH_FUSING and not torch.compiler.is_compiling()
@@ -34,7 +34,7 @@ def choose(impl: str, q: Tensor, force: Force, method: str, inverse: bool) -> st
     return impl
 
 
-def _obstacle(force: Force, method: str, inverse: bool) -> str | None:
+def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
     """What keeps the fast implementations from being used."""
     if not isinstance(force, MLPForce) or type(force).forward is not MLPForce.forward:
         return f"{getattr(force, '__name__', type(force).__name__)} as force (it needs an MLPForce)"

@@ -1,0 +1,35 @@
+"""coupledqk export"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runs import Run
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a finished run as a Hugging Face model: weights, tokenizer and a model card with its perplexity.
+
+    Try it:
+
+        coupledqk export runs/NAME exported/NAME
+
+    In Python it then loads with `import coupledqk.hf` and transformers' AutoModelForCausalLM.from_pretrained.
+    """
+
+    run_folder: Path
+    """The run."""
+    folder: Path
+    """Where to write; it must not exist yet."""
+
+    def run(self) -> None:
+        from ..hf.export import export_run
+        from ..hf.versions import quiet
+
+        run = Run.open(self.run_folder)
+        with quiet():
+            export_run(run, self.folder)
+        best = run.result["best"]
+        print(f"{self.folder}: perplexity {best['perplexity']:.3f}, {best['bits_per_byte']:.4f} bits per byte")
+        print(f"\nPerplexity: {run.result['definition']}.")
+        print(f"\nTry `coupledqk harness {self.folder} --tasks wikitext`, or `coupledqk import {self.folder}`.")

@@ -1,0 +1,52 @@
+"""coupledqk harness"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .output import table
+
+
+@dataclass(frozen=True)
+class Harness:
+    """Run lm-evaluation-harness on an exported or a coupled model.
+
+    Try it:
+
+        coupledqk harness exported/NAME --tasks wikitext hellaswag
+        coupledqk harness exported/NAME --tasks my_task --include my-tasks/
+
+    The harness's own tasks fetch their data from the hub. A task of your own is a YAML file on local data: docs/huggingface.md.
+    """
+
+    folder: Path
+    """The model: what `coupledqk export` or `save_pretrained` wrote."""
+    tasks: tuple[str, ...] = ()
+    """Tasks by name."""
+    include: Path | None = None
+    """A folder of YAML files that describe more tasks."""
+    batch_size: int = 8
+    limit: int | None = None
+    """Only the first examples of each task, to try it out."""
+    device: str = "auto"
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        from ..hf.harness import run_harness
+        from ..hf.versions import quiet
+        from ..tasks.models import pick_device
+
+        device = str(pick_device(self.device))
+        with quiet():
+            results = run_harness(self.folder, self.tasks, self.include, self.batch_size, self.limit, device)
+        if self.json:
+            print(json.dumps(results, indent=2))
+            return
+        rows = [
+            [task, metric.partition(",")[0], f"{value:.4f}"]
+            for task, metrics in results.items()
+            for metric, value in metrics.items()
+            if isinstance(value, float)
+        ]
+        print(table(["task", "metric", "value"], rows))

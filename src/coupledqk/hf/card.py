@@ -1,0 +1,82 @@
+"""The README of an export: what the model is, how good it is and by which definition, and how to use it."""
+
+from dataclasses import replace
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..config import RuntimeConfig, text_of
+from ..runs import Run, variant_name
+from ..schema import to_toml
+
+CARD = Template("""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- coupledqk
+- $variant
+---
+
+# $name
+
+A language model of $parameters parameters with `$variant` attention, trained by
+coupledqk, which holds its code:
+
+```python
+import coupledqk.hf  # pip install 'coupledqk[hf]'
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+
+`coupledqk import FOLDER` makes it a run folder again, `coupledqk harness FOLDER --tasks ...` evaluates it.
+
+## Evaluation
+
+| | |
+| --- | --- |
+| perplexity (validation) | $perplexity |
+| bits per byte | $bits_per_byte |
+| step | $step |
+| corpus | $corpus |
+| corpus hash | `$corpus_hash` |
+
+Perplexity: $definition.
+
+It was trained on windows of $seq_len tokens and has seen no later position. Documents are parted by end-of-text; the tokenizer
+adds none by itself.
+
+## Configuration
+
+```toml
+$config```
+
+coupledqk $version, commit $commit.
+""")
+
+
+def model_card(run: Run) -> str:
+    best, info = run.result["best"], run.info
+    return CARD.substitute(
+        name=info["name"],
+        variant=variant_name(run.config),
+        parameters=f"{info['parameters']:,}",
+        perplexity=f"{best['perplexity']:.4f}",
+        bits_per_byte=f"{best['bits_per_byte']:.4f}",
+        step=best["step"],
+        corpus=Path(text_of(run.config).corpus).name,
+        corpus_hash=info["corpus"]["hash"],
+        definition=run.result["definition"],
+        seq_len=run.config.train.seq_len,
+        config=to_toml(published(run)),
+        version=info["versions"]["coupledqk"],
+        commit=info["commit"] or "unknown",
+    )
+
+
+def published(run: Run) -> Any:
+    """The configuration without what says more about a machine than about the model."""
+    text = text_of(run.config)
+    task = replace(text, corpus=Path(text.corpus).name, data_dir=None)
+    return replace(run.config, task=task, runtime=RuntimeConfig())

@@ -1,0 +1,170 @@
+"""Runs to folders of transformers' form, and back.
+
+An export holds what `save_pretrained` writes (config.json, model.safetensors, tokenizer.json ...), a model card README.md,
+and coupledqk.json: the run's configuration, facts and results, and the checksum of the weights they belong to.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, DiffLlamaForCausalLM, PreTrainedModel
+
+from ..config import LMConfig, RunConfig, TrainConfig, identity, text_of
+from ..data.tokenizers import Tokenizer, from_json
+from ..errors import CoupledQKError
+from ..files import atomic_path, sha256, write_atomic
+from ..model import TransformerLM
+from ..provenance import commit, machine, versions
+from ..runs import Run, variant_name
+from ..schema import change, from_dict, to_dict
+from ..training.checkpoints import Checkpoints, load_weights
+from .card import model_card
+from .configuration import CoupledQKConfig
+from .diffllama import from_diffllama
+from .modeling import CoupledQKForCausalLM
+from .tokenizers import from_fast, to_fast
+
+RECORD = "coupledqk.json"
+WEIGHTS = "model.safetensors"
+
+
+def to_transformers(model: TransformerLM, **settings: Any) -> CoupledQKForCausalLM:
+    """The same model for transformers, with weights of its own; settings are those of a transformers configuration."""
+    theirs = CoupledQKForCausalLM(CoupledQKConfig.from_model_config(model.config, **settings))
+    nn.Module.to(theirs, next(model.parameters()).dtype)
+    theirs.model.load_state_dict(model.state_dict())
+    return theirs.eval()
+
+
+def from_transformers(model: PreTrainedModel) -> TransformerLM:
+    """Ours again, from one of our models in transformers' form or from a DiffLlama."""
+    if isinstance(model, DiffLlamaForCausalLM):
+        return from_diffllama(model)
+    if not isinstance(model, CoupledQKForCausalLM):
+        raise CoupledQKError(
+            f"a {type(model).__name__} cannot become one of our models: expected CoupledQKForCausalLM or DiffLlamaForCausalLM"
+        )
+    if not model.config.tie_word_embeddings:
+        raise CoupledQKError("tie_word_embeddings=False: our models have one matrix for both embeddings")
+    with torch.device("meta"):
+        ours = TransformerLM(model.config.to_model_config())
+    ours.load_state_dict(model.model.state_dict(), assign=True)
+    return ours.eval()
+
+
+def export_run(run: Run, folder: Path) -> None:
+    """Writes a finished run's best model, whole or not at all."""
+    seq_len = run.config.train.seq_len
+    best = Checkpoints(run.path / "checkpoints", keep=1).best()
+    text_of(run.config)  # refuses a run without text
+    if not run.result or best is None:
+        raise CoupledQKError(f"{run.path} is not finished: train it first with `coupledqk train --resume {run.path}`")
+    if folder.exists():
+        raise CoupledQKError(f"{folder} exists already: choose another folder, or remove it first")
+    tokenizer = from_json((run.path / "tokenizer.json").read_text())
+    end = tokenizer.end_of_text
+    model = TransformerLM(run.config.model)
+    load_weights(model, best)
+    with atomic_path(folder) as temporary:
+        to_transformers(model, bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(temporary)
+        to_fast(tokenizer, seq_len).save_pretrained(temporary)
+        (temporary / "README.md").write_text(model_card(run))
+        record = {
+            "weights": sha256(temporary / WEIGHTS),
+            "config": to_dict(run.config),
+            "info": run.info,
+            "result": run.result,
+            "metrics": (run.path / "metrics.jsonl").read_text(),
+            "tokenizer": json.loads(tokenizer.to_json()),
+        }
+        (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def import_run(folder: Path, path: Path) -> Run:
+    """Makes a run folder of an export, or of any folder that `save_pretrained` wrote for one of our models or a DiffLlama.
+
+    An export whose weights are as they were brings its results along; other weights have none yet.
+    """
+    if path.exists():
+        raise CoupledQKError(f"{path} exists already: choose another --out, or remove it first")
+    model = load_exported(folder)
+    record = _record(folder)
+    tokenizer = from_json(json.dumps(record["tokenizer"])) if record else _tokenizer(folder)
+    unchanged = bool(record) and (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == record["weights"]
+    config = from_dict(RunConfig, record["config"]) if record else _plain_config(model, tokenizer)
+    best = record["result"]["best"] if unchanged else {"step": 0}
+    with atomic_path(path) as temporary:
+        run = Run(temporary)
+        run.create(change(config, {"model.vocab_size": model.config.vocab_size}))
+        write_atomic(temporary / "tokenizer.json", tokenizer.to_json())
+        metrics = {name: value for name, value in best.items() if name not in ("kind", "step", "tokens")}
+        Checkpoints(temporary / "checkpoints", keep=1).save_best(best["step"], model, metrics)
+        if unchanged:
+            run.write_json("info.json", record["info"])
+            run.write_json("result.json", record["result"])
+            write_atomic(temporary / "metrics.jsonl", record["metrics"])
+        else:
+            run.write_json("info.json", _describe(run, model, path.name, folder.name))
+    return Run(path)
+
+
+def _describe(run: Run, model: TransformerLM, name: str, source: str) -> dict[str, Any]:
+    """What is known of weights that come without a story; no corpus has this hash, so training cannot go on from them here."""
+    return {
+        "name": name,
+        "variant": variant_name(run.config),
+        "identity": identity(run.config),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "corpus": {"corpus": f"unknown, imported from {source}", "hash": None},
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def load_exported(folder: Path) -> TransformerLM:
+    """The model of a folder, in float32."""
+    if not (folder / "config.json").is_file():
+        raise CoupledQKError(
+            f"{folder} is not an exported model: it has no config.json; `coupledqk export RUN DIR` writes one"
+        )
+    kinds = {"coupledqk": CoupledQKForCausalLM, "diffllama": DiffLlamaForCausalLM}
+    kind = json.loads((folder / "config.json").read_text()).get("model_type")
+    if kind not in kinds:
+        raise CoupledQKError(
+            f"{folder} holds a model of type {kind!r}: expected {' or '.join(kinds)}; to models of other types "
+            "coupledqk.couple adds dynamics where they are"
+        )
+    AutoConfig.from_pretrained(folder)  # refuses a newer format before any weight is read
+    try:
+        model, found = kinds[kind].from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise CoupledQKError(f"the weights in {folder} cannot be read: {str(error).splitlines()[0]}") from None
+    if found["missing_keys"]:
+        raise CoupledQKError(f"the weights in {folder} lack {min(found['missing_keys'])}: export the model again")
+    return from_transformers(model)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Empty where `coupledqk export` wrote nothing."""
+    path = folder / RECORD
+    try:
+        return json.loads(path.read_text()) if path.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise CoupledQKError(f"{path} is damaged ({error}): export the run again, or remove the file") from None
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    if not (folder / "tokenizer.json").is_file():
+        raise CoupledQKError(f"{folder} has no tokenizer.json: save the tokenizer there too, with its save_pretrained")
+    return from_fast(AutoTokenizer.from_pretrained(folder))
+
+
+def _plain_config(model: TransformerLM, tokenizer: Tokenizer) -> RunConfig:
+    """For a model that comes without the story of its training."""
+    train = TrainConfig(seq_len=min(model.config.n_positions, TrainConfig.seq_len))
+    return RunConfig(model=model.config, task=LMConfig(tokenizer=tokenizer.name), train=train)

@@ -1,0 +1,91 @@
+"""lm-evaluation-harness on the model of a folder: an export of ours, a coupled model, or any other of transformers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CoupledQKError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+UNLIMITED = 10**9
+"""transformers writes lengths above this for tokenizers that know of no limit."""
+
+
+def run_harness(
+    folder: Path,
+    tasks: Sequence[str],
+    include: Path | None = None,
+    batch_size: int = 8,
+    limit: int | None = None,
+    device: str = "cpu",
+) -> dict[str, dict[str, Any]]:
+    """The metrics of each task. Tasks are the harness's own, or described by YAML files in `include`.
+
+    A text longer than the windows that the model was trained on is scored in windows of that length.
+    """
+    try:
+        from lm_eval.evaluator import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+    except ImportError:
+        raise CoupledQKError("the harness is an extra: pip install 'coupledqk[harness]'") from None
+    from transformers import AutoTokenizer
+
+    model = load_for_harness(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    known = find_tasks(tasks, include)
+    length = tokenizer.model_max_length
+    language_model: Any = HFLM
+    wrapped = language_model(
+        pretrained=model,
+        tokenizer=tokenizer,
+        backend="causal",
+        batch_size=batch_size,
+        device=device,
+        max_length=length if length < UNLIMITED else None,
+    )
+    try:
+        found: Any = simple_evaluate(
+            model=wrapped, tasks=list(tasks), task_manager=known, limit=limit, log_samples=False, bootstrap_iters=0
+        )
+    except (ConnectionError, OSError) as error:
+        raise CoupledQKError(
+            f"the data of {', '.join(tasks)} cannot be had ({str(error).splitlines()[0]}): built-in tasks fetch theirs from "
+            "the hub; offline, describe tasks on local files and name their folder with --include"
+        ) from None
+    return found["results"]
+
+
+def load_for_harness(folder: Path) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise CoupledQKError(
+            f"{folder} is not an exported model: it has no config.json; `coupledqk export RUN DIR` writes one"
+        )
+    if "coupledqk" in json.loads((folder / "config.json").read_text()):
+        from .checkpoints import load_coupled
+
+        return load_coupled(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def find_tasks(tasks: Sequence[str], include: Path | None) -> Any:
+    """The harness's index of tasks; its thousands of own ones are only read if `include` does not describe all."""
+    from lm_eval.tasks import TaskManager
+
+    if not tasks:
+        raise CoupledQKError("no task was named: give one or more, such as --tasks wikitext hellaswag")
+    if include is not None and not include.is_dir():
+        raise CoupledQKError(f"{include}: no such folder; --include names one with YAML files that describe tasks")
+    known = TaskManager(include_path=str(include), include_defaults=False) if include else None
+    if known is None or any(not known.match_tasks([task]) for task in tasks):
+        known = TaskManager(include_path=str(include) if include else None)
+    missing = [task for task in tasks if not known.match_tasks([task])]
+    if missing:
+        raise CoupledQKError(
+            f"unknown task {missing[0]!r}: the harness has none of that name; --include names a folder of YAML files with more"
+        )
+    return known

@@ -1,0 +1,246 @@
+"""Our models as transformers' models.
+
+The modules are ours, under our names, so that weights pass between the two by a prefix. What transformers adds comes from
+outside: its caches, its masks (which already say everything, causality included), its heads and its losses.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..attention import Attention
+from ..config import head_width
+from ..errors import CoupledQKError
+from ..layers import KVCache, RMSNorm, Rope, rope_at
+from ..model import Block, embedding
+from .configuration import CoupledQKConfig
+
+
+class LayerCache(KVCache):
+    """One layer of a transformers cache, as our Attention sees it."""
+
+    def __init__(self, cache: Cache, layer: int) -> None:
+        self.cache, self.layer = cache, layer
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self.cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer)  # theirs are (B, H, S, d)
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+
+class CoupledQKAttention(Attention):
+    """Our Attention under transformers' masks; with eager attention it also returns the weights."""
+
+    scoring: Any
+    hf_config: CoupledQKConfig
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, causal_mask: Tensor | None = None, rope: Rope | None = None, cache: KVCache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`causal_mask` is None for one new token, or for the triangle over tokens that nothing precedes."""
+        q, k, v = self.evolved(x, rope)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        causal = causal_mask is None and x.shape[1] > 1
+        if causal:  # a static cache has room left
+            k, v = k[:, : x.shape[1]], v[:, : x.shape[1]]
+        if self.hf_config._attn_implementation == "eager":
+            out, weights = self.scoring.plain(q, k, v, causal_mask, causal)
+        else:
+            out, weights = self.scoring(q, k, v, causal_mask, causal), None
+        return self.out(out.flatten(2)), weights
+
+
+class CoupledQKBlock(GradientCheckpointingLayer, Block):
+    attention = CoupledQKAttention
+    attn: CoupledQKAttention
+
+    def __init__(self, config: CoupledQKConfig, layer: int) -> None:
+        Block.__init__(self, config.to_model_config(), layer)
+        self.attn.hf_config = config
+
+
+class CoupledQKPreTrainedModel(PreTrainedModel):
+    config_class = CoupledQKConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["CoupledQKBlock"]  # noqa: RUF012
+    _input_embed_layer = "embed"
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": CoupledQKBlock, "attentions": CoupledQKAttention}  # noqa: RUF012
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # code outside of transformers is taken to have loaded any module without parameters of its own, such as Attention
+        super()._initialize_weights(module, is_custom_code=False)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Ours by `init_weights`, except what has been loaded: q, k and v are drawn as parts of one tensor, which do not
+        carry transformers' mark on the whole."""
+        init_weights = getattr(module, "init_weights", None)
+        if isinstance(module, PreTrainedModel) or init_weights is None:
+            super()._init_weights(module)
+            return
+        loaded = {_storage(p) for p in module.parameters() if getattr(p, "_is_hf_initialized", False)}
+
+        def normal(tensor: Tensor, name: str, std: float) -> None:
+            if _storage(tensor) not in loaded:
+                nn.init.normal_(tensor, std=std)
+
+        init_weights(normal)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class CoupledQKModel(CoupledQKPreTrainedModel):
+    """The transformer without a head."""
+
+    def __init__(self, config: CoupledQKConfig) -> None:
+        super().__init__(config)
+        self.embed = embedding(config.vocab_size, config.d_model)
+        self.positions = embedding(config.n_positions, config.d_model) if config.positions == "learned" else None
+        self.blocks = nn.ModuleList(CoupledQKBlock(config, layer) for layer in range(config.n_layers))
+        self.norm = RMSNorm(config.d_model)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise CoupledQKError("expected one of input_ids and inputs_embeds, not both and not none")
+        if self.gradient_checkpointing and self.training:
+            past_key_values, use_cache = None, False  # a block that runs twice would append twice
+        x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        mask = self._mask(x, attention_mask, position_ids, past_key_values)
+        if position_ids is None:
+            position_ids = self._positions(x, attention_mask, past_key_values)
+        rope = None
+        if self.positions is not None:
+            self._check_length(x.shape[1], past_key_values)
+            x = x + self.positions(position_ids)
+        else:
+            config = self.config.to_model_config()
+            rope = rope_at(position_ids, head_width(config.d_model, config.n_heads, config.attention))
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask, rope, None if past_key_values is None else LayerCache(past_key_values, i))
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    def _mask(
+        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> Tensor | None:
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            position_ids=position_ids,
+        )
+        # for eager attention, theirs is added to the scores: 0 where a query may look
+        return mask == 0 if isinstance(mask, Tensor) and mask.is_floating_point() else mask
+
+    def _positions(self, x: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """(B or 1, T), counted from each row's first real token."""
+        T = x.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
+        past = 0 if cache is None else cache.get_seq_length()
+        return (torch.arange(T, device=x.device) + past)[None]
+
+    def _check_length(self, T: int, cache: Cache | None) -> None:
+        past = 0 if cache is None else cache.get_seq_length()
+        # a static cache counts in a tensor, which is not for reading while it runs
+        if isinstance(past, int) and past + T > self.config.n_positions:
+            raise CoupledQKError(
+                f"a sequence of {past + T} tokens is longer than the model's {self.config.n_positions} learned positions: "
+                'shorten it, or train a model with a larger n_positions or with positions="rope"'
+            )
+
+
+class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
+    """With the language-modelling head, which is the embedding."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
+
+    def __init__(self, config: CoupledQKConfig) -> None:
+        super().__init__(config)
+        self.model = CoupledQKModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits, and with `labels` (the input ids themselves; −100 does not count) the mean loss of the next tokens."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class CoupledQKForSequenceClassification(GenericForSequenceClassification, CoupledQKPreTrainedModel):
+    """With a linear head on the last token that is not padding, whichever side the padding is on."""
+
+
+def register() -> None:
+    """Makes the Auto classes know our models."""
+    AutoConfig.register("coupledqk", CoupledQKConfig)
+    AutoModel.register(CoupledQKConfig, CoupledQKModel)
+    AutoModelForCausalLM.register(CoupledQKConfig, CoupledQKForCausalLM)
+    AutoModelForSequenceClassification.register(CoupledQKConfig, CoupledQKForSequenceClassification)

@@ -1,0 +1,91 @@
+"""Our tokenizers as transformers' fast tokenizers, and back: the same text, the same ids."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..config import tokenizer_size
+from ..data.tokenizers import END_OF_TEXT, Tokenizer, from_json, from_name
+from ..errors import CoupledQKError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+def to_fast(tokenizer: Tokenizer, max_length: int) -> "PreTrainedTokenizerFast":
+    """End-of-text begins, ends and pads. As with ours, no text contains it: its characters are encoded like any others."""
+    from tokenizers import AddedToken, decoders
+    from tokenizers import Tokenizer as Library
+    from transformers import PreTrainedTokenizerFast
+
+    library = Library.from_str(json.dumps(_definition(tokenizer)))
+    library.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    library.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
+
+
+def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
+    """For the library `tokenizers`, without end-of-text."""
+    definition = json.loads(tokenizer.to_json())["definition"]
+    if definition is not None:
+        return definition
+    from tokenizers import Tokenizer as Library
+    from tokenizers import models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    character = bytes_to_unicode()  # vocabulary files write each byte as one visible character
+
+    def spelled(token: bytes) -> str:
+        return "".join(character[byte] for byte in token)
+
+    tokens = tokenizer.tokens[:-1]
+    vocabulary = {spelled(token): i for i, token in enumerate(tokens)}
+    library = Library(models.BPE(vocabulary, [(spelled(a), spelled(b)) for a, b in _merges(tokens)]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(  # pyright: ignore[reportAttributeAccessIssue]
+        add_prefix_space=False, use_regex=tokenizer.name != "bytes"
+    )
+    return json.loads(library.to_str())
+
+
+def _merges(tokens: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """The pair that each token of two bytes or more was made of: what is left when all earlier pairs have been joined."""
+    rank = {token: i for i, token in enumerate(tokens)}
+    for token in tokens:
+        parts = [bytes([byte]) for byte in token]
+        while len(parts) > 2:
+            pairs = [rank.get(a + b, len(rank)) for a, b in pairwise(parts)]
+            i = pairs.index(min(pairs))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        if len(parts) == 2:
+            yield parts[0], parts[1]
+
+
+def from_fast(fast: "PreTrainedTokenizerBase") -> Tokenizer:
+    """The tokenizer of ours that `to_fast` would make into this one."""
+    library = getattr(fast, "backend_tokenizer", None)
+    vocabulary = fast.get_vocab()
+    if library is None or vocabulary.get(END_OF_TEXT) != len(vocabulary) - 1:
+        raise CoupledQKError(
+            f"a tokenizer of {len(vocabulary)} tokens whose last is not {END_OF_TEXT}: only byte-level ones like those that "
+            "`coupledqk export` writes can be imported"
+        )
+    bare = {"added_tokens": [], "post_processor": None, "decoder": None, "truncation": None, "padding": None}
+    definition = {**json.loads(library.to_str()), **bare}
+    for name in ("bytes", "gpt2"):
+        if len(vocabulary) == tokenizer_size(name):
+            ours = from_name(name)
+            if ours is not None and _definition(ours) == definition:
+                return ours
+    if definition["model"].get("type") != "BPE" or (definition["pre_tokenizer"] or {}).get("type") != "ByteLevel":
+        raise CoupledQKError("this tokenizer is not a byte-level BPE: only gpt2, bytes and bpe:N can be imported")
+    name = f"bpe:{len(vocabulary)}"
+    return from_json(json.dumps({"name": name, "vocab_size": len(vocabulary), "definition": definition}))

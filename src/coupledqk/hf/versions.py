@@ -1,0 +1,40 @@
+"""Which transformers this room is written for, and how to have it silent."""
+
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+
+from ..errors import CoupledQKError
+
+OLDEST = (5, 15)
+BEFORE = (6, 0)
+
+
+def require_transformers() -> None:
+    """Raises unless a transformers that `coupledqk.hf` is tested with is installed."""
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        raise CoupledQKError("transformers is not installed: pip install 'coupledqk[hf]'") from None
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if not OLDEST <= (major, minor) < BEFORE:
+        raise CoupledQKError(
+            f"transformers {version} is installed, but coupledqk.hf needs at least {OLDEST[0]}.{OLDEST[1]} and below "
+            f"{BEFORE[0]}: pip install 'coupledqk[hf]'"
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars and remarks, for commands that say what matters themselves."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,291 @@
+"""What a user of transformers sees of `couple`: their model as it was, then one that is coupled wherever it is used."""
+
+import copy
+import importlib.metadata
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from couplable import CONFIGS, SMALL, built, coupled, every_architecture, fresh, logits, tokens, transformers, wake
+from coupledqk import VARIANTS, CoupledQKError, DynamicsConfig
+from coupledqk.dynamics import Dynamics
+from coupledqk.hf.architectures import ARCHITECTURES
+from coupledqk.hf.couple import couple, uncouple
+
+TOLERANCE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
+
+
+@torch.no_grad()
+def new_tokens(model: Any, **kwargs: Any) -> Tensor:
+    ids = tokens(2, 5)
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, **kwargs)
+
+
+def test_every_architecture_is_tested() -> None:
+    assert list(CONFIGS) == list(ARCHITECTURES)
+
+
+@every_architecture
+def test_a_new_coupling_changes_no_bit(architecture: str) -> None:
+    model, ids = fresh(architecture), tokens(2, 9)
+    implementations = ("eager",) if architecture == "gemma2" else ("sdpa", "eager")  # sdpa has no soft cap
+    before = {}
+    for implementation in implementations:
+        model.set_attn_implementation(implementation)
+        before[implementation] = logits(model, ids)
+    couple(model)
+    for implementation in implementations:
+        model.set_attn_implementation(implementation)
+        assert torch.equal(logits(model, ids), before[implementation])
+
+
+@every_architecture
+def test_a_coupling_matters_and_decoding_with_the_cache_gives_what_the_whole_forward_gives(architecture: str) -> None:
+    model, ids = coupled(architecture), tokens(2, 9)
+    whole = logits(model, ids)
+    assert (whole - logits(built(architecture), ids)).abs().max() > 0.02
+    cache, steps = None, []
+    with torch.no_grad():
+        for t in range(9):
+            out = model(input_ids=ids[:, t : t + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            steps.append(out.logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, **TOLERANCE)
+
+
+@every_architecture
+def test_padding_on_the_left_changes_nothing(architecture: str) -> None:
+    model, ids = coupled(architecture), tokens(2, 9)
+    real = torch.ones(2, 9, dtype=torch.long)
+    real[1, :4] = 0
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    padded = logits(model, ids.masked_fill(real == 0, 0), attention_mask=real, position_ids=positions)
+    torch.testing.assert_close(padded[1, 4:], logits(model, ids[1:, 4:])[0], **TOLERANCE)
+    torch.testing.assert_close(padded[0], logits(model, ids[:1])[0], **TOLERANCE)
+
+
+@every_architecture
+def test_generate_is_the_same_with_a_dynamic_cache_a_static_one_and_none(architecture: str) -> None:
+    model = coupled(architecture)
+    expected = new_tokens(model, use_cache=False)
+    assert torch.equal(new_tokens(model), expected)
+    assert torch.equal(new_tokens(model, cache_implementation="static", disable_compile=True), expected)
+
+
+@every_architecture
+def test_uncoupling_leaves_no_trace(architecture: str) -> None:
+    before, model = built(architecture), coupled(architecture)
+    assert uncouple(model) is model
+    assert torch.equal(logits(model, tokens(2, 9)), logits(before, tokens(2, 9)))
+    assert model.config.to_dict() == before.config.to_dict()
+    for new, old in zip(model.modules(), before.modules(), strict=True):
+        assert vars(new).keys() == vars(old).keys()
+        assert not new._forward_pre_hooks
+
+
+@every_architecture
+def test_a_frozen_model_stays_frozen_and_the_coupling_learns(architecture: str) -> None:
+    model = couple(fresh(architecture).requires_grad_(False))
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert learning
+    assert all(".coupling." in name for name in learning)
+    optimizer = torch.optim.SGD(learning.values(), lr=0.1)
+    ids = tokens(2, 9)
+    before = logits(model, ids)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    assert not torch.equal(logits(model, ids), before)
+    uncouple(model)
+    assert all(map(torch.equal, model.state_dict().values(), built(architecture).state_dict().values()))
+
+
+def couplable() -> list[str]:
+    return [
+        name
+        for name, attention in VARIANTS.items()
+        if attention.dynamics.method != "none" and not name.endswith(("_diff", "_gqa"))
+    ]
+
+
+@pytest.mark.parametrize("variant", couplable())
+def test_every_dynamics_starts_as_the_identity_and_decodes(variant: str) -> None:
+    ids, model = tokens(2, 9), couple(fresh(), variant)
+    assert torch.equal(logits(model, ids), logits(built("llama"), ids))
+    wake(model)
+    assert not torch.allclose(logits(model, ids), logits(built("llama"), ids), atol=0.01)
+    assert torch.equal(new_tokens(model), new_tokens(model, use_cache=False))
+
+
+def test_the_coupling_comes_before_the_rotation_so_scores_know_no_absolute_position() -> None:
+    model, ids = coupled(), tokens(1, 9)
+    later = torch.arange(9)[None] + 20
+    torch.testing.assert_close(logits(model, ids, position_ids=later), logits(model, ids), **TOLERANCE)
+
+
+def test_a_long_pass_by_the_fused_dynamics_is_the_identity_too() -> None:
+    ids, model = tokens(16, 64), fresh("qwen2")
+    before = logits(model, ids)
+    couple(model)
+    for layer in model.model.layers:
+        layer.self_attn.coupling.impl = "fused"
+    assert torch.equal(logits(model, ids), before)
+
+
+def test_other_models_of_the_same_configuration_are_left_alone() -> None:
+    one = fresh()
+    other = type(one)(one.config).eval()
+    before, ids = logits(other, tokens(2, 9)), tokens(2, 9)
+    wake(couple(one))
+    assert torch.equal(logits(other, ids), before)
+    assert not hasattr(other.config, "coupledqk")
+
+
+def test_beam_search_needs_no_cache() -> None:
+    model = coupled()
+    assert torch.equal(new_tokens(model, num_beams=3), new_tokens(model, num_beams=3, use_cache=False))
+
+
+def test_gradient_checkpointing_gives_the_same_gradients() -> None:
+    model, ids = coupled().train(), tokens(2, 9)
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *grads))
+
+
+def test_copies_and_pickles_are_coupled_and_independent() -> None:
+    model, ids = coupled(), tokens(2, 9)
+    expected = logits(model, ids)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(twin, ids), expected)
+        assert torch.equal(logits(uncouple(twin), ids), logits(built("llama"), ids))
+    assert torch.equal(logits(model, ids), expected)
+
+
+def test_a_compiled_model_is_one_graph() -> None:
+    model, ids = coupled(), tokens(2, 9)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(logits(compiled, ids), logits(model, ids), **TOLERANCE)
+
+
+def test_the_configured_back_end_sees_the_module_as_it_was() -> None:
+    """Flash attention reads there which of its kernels it is; a stand-in, for machines without one."""
+    seen = []
+
+    def spy(module: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(module.config._attn_implementation)
+        return transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"](module, *args, **kwargs)
+
+    transformers.AttentionInterface.register("spy", spy)
+    transformers.AttentionMaskInterface.register("spy", transformers.masking_utils.sdpa_mask)
+    model, ids = coupled(), tokens(2, 9)
+    expected = logits(model, ids)
+    model.set_attn_implementation("spy")
+    assert torch.equal(logits(model, ids), expected)
+    assert seen == ["spy"] * 2
+
+
+def test_the_coupling_has_the_dtype_of_the_model() -> None:
+    model = couple(fresh().to(torch.bfloat16))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(logits(model, tokens(2, 9)), logits(fresh().to(torch.bfloat16), tokens(2, 9)))
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("method", ["euler", "leapfrog", "semi_implicit"])
+def test_a_token_without_gradients_moves_as_one_with_them(method: Any, key_heads: int) -> None:
+    dynamics = Dynamics(DynamicsConfig(method=method, gate=True, force_std=0.3), 8, key_heads)
+    with torch.no_grad():
+        dynamics.gate.copy_(torch.randn(key_heads))  # pyright: ignore[reportOptionalMemberAccess]
+        q, k = torch.randn(2, 1, 4, 8), torch.randn(2, 1, key_heads, 8)
+        decoded = dynamics(q, k)
+    for x, y in zip(decoded, dynamics(q, k), strict=True):
+        torch.testing.assert_close(x, y.detach())
+
+
+def test_attention_weights_can_be_had() -> None:
+    model = coupled()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(tokens(2, 9), output_attentions=True).attentions
+    assert [w.shape for w in weights] == [(2, 4, 9, 9)] * 2
+
+
+REFUSED = {
+    "bloom": ({"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 61}, "does not use .* attention interface"),
+    "gptj": (
+        {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "vocab_size": 61},
+        "does not use .* attention interface",
+    ),
+    "deepseek_v3": (
+        SMALL | {"num_hidden_layers": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+        r"latent attention \(MLA\)",
+    ),
+    "gemma3n_text": (
+        SMALL | {"num_hidden_layers": 2, "num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2},
+        "takes its keys from another layer",
+    ),
+    "gpt2": (CONFIGS["gpt2"] | {"add_cross_attention": True}, "is cross-attention"),
+    "bert": (SMALL | {"num_hidden_layers": 1, "is_decoder": True}, "not among those tested"),
+}
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_what_cannot_be_coupled_is_refused_by_name_with_the_reason_and_left_as_it_was(architecture: str) -> None:
+    settings, reason = REFUSED[architecture]
+    config = transformers.AutoConfig.for_model(architecture, **settings)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    names = list(model.state_dict())
+    with pytest.raises(CoupledQKError, match=f"its .*Attention .*{reason}.*llama"):
+        couple(model)
+    assert list(model.state_dict()) == names
+
+
+def test_coupling_twice_and_uncoupling_what_is_not_coupled_are_refused() -> None:
+    model, ids = coupled(), tokens(2, 9)
+    expected = logits(model, ids)
+    with pytest.raises(CoupledQKError, match=r"coupled already: call uncouple\(model\) first"):
+        couple(model)
+    assert torch.equal(logits(model, ids), expected)
+    with pytest.raises(CoupledQKError, match=r"not coupled: call couple\(model\) first"):
+        uncouple(fresh())
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings", "reason"),
+    [
+        ("eular", {}, "did you mean 'euler'"),
+        ("standard", {}, "no dynamics to couple with"),
+        ("diff", {}, "no dynamics to couple with"),
+        ("hamiltonian_diff", {}, "heads and scoring are the model's own: choose 'hamiltonian'"),
+        ("euler_gqa", {}, "heads and scoring are the model's own: choose 'euler'"),
+        ("euler", {"gate": False}, "starts as it is"),
+        ("euler", {"n_step": 1}, "did you mean 'n_steps'"),
+        ("affine", {"n_steps": 1}, "has no effect"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(variant: str, settings: dict, reason: str) -> None:
+    model = fresh()
+    with pytest.raises(CoupledQKError, match=reason):
+        couple(model, variant, **settings)
+    assert list(model.state_dict()) == list(built("llama").state_dict())
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(CoupledQKError, match="a Linear is not a model of transformers"):
+        couple(torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
+
+
+def test_another_version_of_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.57.1")
+    with pytest.raises(CoupledQKError, match=r"transformers 4\.57\.1 .*pip install 'coupledqk\[hf\]'"):
+        couple(model)

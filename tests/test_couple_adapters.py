@@ -1,0 +1,212 @@
+"""A coupling in files: alone, with the whole model, and beside LoRA."""
+
+import json
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from couplable import coupled, every_architecture, fresh, logits, tokens, transformers, wake
+from coupledqk import CoupledQKError
+from coupledqk.hf.adapters import load_coupling, merge_coupling, save_coupling
+from coupledqk.hf.checkpoints import LostCouplingWarning, load_coupled, warn_of_lost_couplings
+from coupledqk.hf.couple import couple, uncouple
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Progress bars and load reports would fill the tests' output; warnings of ours do not go through that logger."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    warn_of_lost_couplings()
+    yield
+    transformers.utils.logging.set_verbosity_warning()
+    transformers.utils.logging.enable_progress_bar()
+
+
+@every_architecture
+def test_a_saved_coupling_is_loaded_into_the_model_it_came_from(architecture: str, tmp_path: Path) -> None:
+    model, ids = coupled(architecture, "hamiltonian", n_steps=2), tokens(2, 9)
+    save_coupling(model, tmp_path)
+    loaded = load_coupling(fresh(architecture), tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    assert loaded.config.coupledqk == model.config.coupledqk
+
+
+@every_architecture
+def test_a_coupled_checkpoint_is_loaded_whole(architecture: str, tmp_path: Path) -> None:
+    model, ids = coupled(architecture), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    with warnings.catch_warnings(action="error"):
+        loaded = load_coupled(tmp_path)
+    assert type(loaded) is type(model)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    assert loaded.config.to_dict().keys() == model.config.to_dict().keys()
+
+
+def test_the_files_hold_the_coupling_and_nothing_else(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    model = coupled("llama", "affine")
+    save_coupling(model, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["coupling.safetensors", "coupling.toml"]
+    names = {name for name in model.state_dict() if ".coupling." in name}
+    assert load_file(tmp_path / "coupling.safetensors").keys() == names
+    settings = tomllib.loads((tmp_path / "coupling.toml").read_text())
+    assert (settings["model_type"], settings["dynamics"]["method"]) == ("llama", "affine")
+    save_coupling(model, tmp_path)  # again, over the first
+
+
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "AutoModelForCausalLM"])
+def test_plain_from_pretrained_warns_and_names_the_call(kind: str, tmp_path: Path) -> None:
+    model, ids = coupled(), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(LostCouplingWarning, match=r"left its coupling out.*load_coupled\('.*'\)"):
+        plain = getattr(transformers, kind).from_pretrained(pretrained_model_name_or_path=tmp_path)
+    assert torch.equal(logits(plain, ids), logits(uncouple(model), ids))
+    assert not hasattr(plain.config, "coupledqk")  # what it is saved as, it is
+    with warnings.catch_warnings(action="error"):
+        plain.save_pretrained(tmp_path / "plain")
+        type(plain).from_pretrained(tmp_path / "plain")
+
+
+def test_transformers_itself_reports_the_lost_weights(tmp_path: Path) -> None:
+    """All that is said where coupledqk is not imported."""
+    coupled().save_pretrained(tmp_path)
+    with pytest.warns(LostCouplingWarning):
+        _, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert "model.layers.0.self_attn.coupling.gate" in info["unexpected_keys"]
+    assert json.loads((tmp_path / "config.json").read_text())["coupledqk"]["load_with"] == "coupledqk.hf.load_coupled"
+
+
+def test_from_pretrained_arguments_reach_the_coupling(tmp_path: Path) -> None:
+    coupled().save_pretrained(tmp_path)
+    model = load_coupled(tmp_path, dtype=torch.bfloat16, attn_implementation="eager")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_checkpoint_saved_after_loading_is_the_same(tmp_path: Path) -> None:
+    model, ids = coupled(), tokens(2, 9)
+    model.save_pretrained(tmp_path / "one")
+    load_coupled(tmp_path / "one").save_pretrained(tmp_path / "two")
+    assert torch.equal(logits(load_coupled(tmp_path / "two"), ids), logits(model, ids))
+
+
+def test_a_trainer_resumes_a_coupled_model_to_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    rows = [{"input_ids": row, "labels": row} for row in tokens(8, 9)]
+    arguments = transformers.TrainingArguments(
+        tmp_path,
+        max_steps=4,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    models = []
+    for start in (None, str(tmp_path / "checkpoint-2")):
+        models.append(couple(fresh()))
+        with warnings.catch_warnings(action="error", category=LostCouplingWarning):
+            transformers.Trainer(models[-1], arguments, train_dataset=rows).train(resume_from_checkpoint=start)
+    assert all(map(torch.equal, *(model.state_dict().values() for model in models)))
+
+
+def lora(model: Any) -> Any:
+    peft: Any = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["v_proj"], modules_to_save=["coupling"], init_lora_weights=False)
+    return peft.get_peft_model(model, config)
+
+
+def test_lora_trains_and_saves_the_coupling_with_it(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    model, ids = lora(couple(fresh())), tokens(2, 9)
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or ".coupling." in name for name in trainable)
+    wake(model)
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    model.eval().save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(couple(fresh()), tmp_path).eval()
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_merging_lora_leaves_the_coupling_standing(tmp_path: Path) -> None:
+    model, ids = wake(lora(couple(fresh()))).eval(), tokens(2, 9)
+    expected = logits(model, ids)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(logits(merged, ids), expected, rtol=1e-4, atol=1e-4)
+    save_coupling(merged, tmp_path)
+    plain = uncouple(merged)
+    assert not torch.allclose(logits(plain, ids), expected, atol=0.01)
+    torch.testing.assert_close(logits(load_coupling(plain, tmp_path), ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_merging_the_coupling_is_refused_with_the_reason() -> None:
+    with pytest.raises(CoupledQKError, match=r"nonlinear.*save_coupling"):
+        merge_coupling(coupled())
+
+
+def test_a_model_within_peft_is_refused() -> None:
+    with pytest.raises(CoupledQKError, match="couple the base model first, then call get_peft_model"):
+        couple(lora(couple(fresh())))
+
+
+def change_format(folder: Path) -> None:
+    path = folder / "coupling.toml"
+    path.write_text(path.read_text().replace("format = 1", "format = 99"))
+
+
+SPOILT = {
+    "no file": (lambda folder: (folder / "coupling.toml").unlink(), "has no coupling.toml"),
+    "newer": (change_format, r"format 99 .* reads up to 1: pip install --upgrade"),
+    "no TOML": (lambda folder: (folder / "coupling.toml").write_text("{"), "is not TOML"),
+    "no settings": (lambda folder: (folder / "coupling.toml").write_text(""), "does not hold the settings"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_adapter_is_refused_and_the_model_left_as_it_was(how: str, tmp_path: Path) -> None:
+    save_coupling(coupled(), tmp_path)
+    spoil, reason = SPOILT[how]
+    spoil(tmp_path)
+    model = fresh()
+    with pytest.raises(CoupledQKError, match=reason):
+        load_coupling(model, tmp_path)
+    assert list(model.state_dict()) == list(fresh().state_dict())
+
+
+def test_an_adapter_of_another_shape_is_refused_and_the_model_left_as_it_was(tmp_path: Path) -> None:
+    save_coupling(coupled("qwen3"), tmp_path)  # heads of 16 instead of 8
+    model = fresh()
+    with pytest.raises(CoupledQKError, match=r"w1 has the shape \(16, 16\) where the model needs \(8, 8\)"):
+        load_coupling(model, tmp_path)
+    with pytest.raises(CoupledQKError, match=r"no place for model\.layers|lacks"):
+        load_coupling(fresh("gpt2"), tmp_path)
+    assert list(model.state_dict()) == list(fresh().state_dict())
+
+
+def test_what_is_not_coupled_cannot_be_saved_and_what_is_cannot_be_loaded_into(tmp_path: Path) -> None:
+    with pytest.raises(CoupledQKError, match="not coupled"):
+        save_coupling(fresh(), tmp_path)
+    save_coupling(coupled(), tmp_path)
+    with pytest.raises(CoupledQKError, match="coupled already"):
+        load_coupling(coupled(), tmp_path)
+
+
+def test_folders_that_hold_no_coupled_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CoupledQKError, match=r"no config\.json"):
+        load_coupled(tmp_path)
+    fresh().save_pretrained(tmp_path)
+    with pytest.raises(CoupledQKError, match=r"not of a coupled model: load it with from_pretrained"):
+        load_coupled(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    coupled().config.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"coupledqk": coupled().config.coupledqk}))
+    with pytest.raises(CoupledQKError, match="lacks weights of its coupling"):
+        load_coupled(tmp_path)

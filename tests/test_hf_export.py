@@ -1,0 +1,247 @@
+"""A run out to transformers' form and back: nothing is lost, and nothing is claimed that is no longer true."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from coupledqk.cli import main
+from coupledqk.cli.export import Export
+from coupledqk.cli.import_ import Import
+from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
+from coupledqk.errors import CoupledQKError
+from coupledqk.recipes import recipe
+from coupledqk.runs import Run
+from coupledqk.tasks.models import load_model, new_model, run_tokenizer
+from coupledqk.tasks.running import train_run
+from coupledqk.training.logs import RunLog
+
+transformers = pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+from coupledqk.hf import export_run, import_run, to_diffllama  # noqa: E402
+from coupledqk.hf.tokenizers import from_fast, to_fast  # noqa: E402
+
+TINY = {
+    "d_model": 16,
+    "n_heads": 2,
+    "n_layers": 2,
+    "d_ff": 32,
+    "seq_len": 16,
+    "batch_size": 4,
+    "lr": 1e-2,
+    "steps": 4,
+    "warmup": 1,
+    "eval_every": 2,
+    "device": "cpu",
+}
+TEXT = "".join(f"{n} squared is {n * n}.\n" for n in range(60))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    transformers.utils.logging.disable_progress_bar()
+
+
+def trained(folder: Path, variant: str = "hamiltonian", tokenizer: str = "bytes", steps: int = 4, **settings) -> Run:
+    (folder / "text.txt").write_text(TEXT)
+    given = {**TINY, "corpus": str(folder / "text.txt"), "tokenizer": tokenizer, "steps": steps, **settings}
+    config = recipe("nano", variant, **given)
+    return train_run(config, folder / "run", lambda run: [RunLog(run, 1)])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """A run and its export; tests leave both as they are."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COUPLEDQK_CACHE", str(folder / "cache"))
+        run = trained(folder, tokenizer="bpe:280")
+    export_run(run, folder / "model")
+    return run, folder / "model"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# round trip
+
+
+def test_a_run_comes_back_as_it_was(exported, tmp_path: Path) -> None:
+    run, folder = exported
+    back = import_run(folder, tmp_path / "back")
+    here, there = files(back.path), files(run.path)
+    for name in ("config.toml", "info.json", "result.json", "metrics.jsonl", "tokenizer.json"):
+        assert here[name] == there[name], name
+    best = next(name for name in there if name.startswith("checkpoints/best-") and name.endswith("safetensors"))
+    assert here[best] == there[best]
+    export_run(back, tmp_path / "again")
+    assert files(tmp_path / "again") == files(folder)
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings"),
+    [("standard", {"positions": "rope"}), ("euler_diff", {}), ("affine", {"qk_norm": True})],
+)
+def test_logits_are_the_runs(variant, settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
+    run = trained(tmp_path, variant, steps=1, eval_every=1, **settings)
+    export_run(run, tmp_path / "model")
+    tokens = torch.arange(48).view(3, 16)
+    expected = load_model(run)(tokens)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(theirs(tokens).logits, expected)
+    back = load_model(import_run(tmp_path / "model", tmp_path / "back"))
+    for name, tensor in load_model(run).state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_the_model_card_says_how_good_it_is_and_by_which_definition(exported) -> None:
+    run, folder = exported
+    card = (folder / "README.md").read_text()
+    for fact in (
+        f"{run.result['best']['perplexity']:.4f}",
+        f"{run.result['best']['bits_per_byte']:.4f}",
+        run.result["definition"],
+        run.info["corpus"]["hash"],
+        'method = "leapfrog"',
+        f"{run.info['parameters']:,} parameters",
+        "windows of 16 tokens",
+    ):
+        assert fact in card, fact
+    assert str(folder.parent) not in card
+
+
+def test_what_trainer_saves_can_be_imported_and_claims_no_results(exported, tmp_path: Path) -> None:
+    run, folder = exported
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.embed.weight.mul_(1.5)
+    model.save_pretrained(tmp_path / "tuned")
+    tokenizer.save_pretrained(tmp_path / "tuned")
+    over = tmp_path / "over"
+    shutil.copytree(folder, over)
+    model.save_pretrained(over)  # the record there is of other weights now
+    for name in ("tuned", "over"):
+        back = import_run(tmp_path / name, tmp_path / f"run-{name}")
+        assert not back.result
+        assert not back.records("valid")
+        assert run_tokenizer(back).to_json() == run_tokenizer(run).to_json()
+        assert torch.equal(load_model(back).embed.weight, model.model.embed.weight)
+    assert back.config == run.config
+
+
+def test_an_imported_run_evaluates_generates_and_starts_others(exported, tmp_path: Path, capsys, monkeypatch) -> None:
+    run, folder = exported
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
+    back = import_run(folder, tmp_path / "back")
+    main(["eval", str(back.path), "--device", "cpu", "--json"])
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(run.result["best"]["loss"], rel=1e-6)
+    main(["generate", str(back.path), "--prompt", "3 sq", "--tokens", "3", "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("3 sq")
+    model = new_model(recipe("nano", "hamiltonian", **TINY, tokenizer="bpe:280", init_from=str(back.path)))
+    assert torch.equal(model.embed.weight, load_model(run).embed.weight)
+
+
+def test_the_commands_say_what_they_made(exported, tmp_path: Path, capsys) -> None:
+    run, folder = exported
+    Export(run.path, tmp_path / "model").run()
+    said = capsys.readouterr()
+    assert f"perplexity {run.result['best']['perplexity']:.3f}" in said.out
+    assert run.result["definition"] in said.out
+    Import(tmp_path / "model", tmp_path / "run").run()
+    assert "imported with its results" in capsys.readouterr().out
+    assert files(tmp_path / "model") == files(folder)
+    assert Run.open(tmp_path / "run").status == "finished"
+
+
+def test_a_diffllama_with_our_tokenizer_becomes_a_run(tmp_path: Path) -> None:
+    from conftest import tiny_model
+
+    ours = tiny_model("diff", flavour="official", positions="rope", vocab_size=257).float()
+    to_diffllama(ours).save_pretrained(tmp_path / "model")
+    to_fast(byte_tokenizer(), 32).save_pretrained(tmp_path / "model")
+    back = import_run(tmp_path / "model", tmp_path / "run")
+    assert back.config.model == ours.config
+    tokens = torch.arange(20).view(2, 10)
+    torch.testing.assert_close(load_model(back)(tokens), ours(tokens))
+
+
+# tokenizers
+
+TEXTS = [
+    "Hello world, it's 3 o'clock\n\n  naïve 日本 🙂\t x",
+    "a <|endoftext|> in the text is text",
+    " leading",
+    "trailing  ",
+    "",
+    "éé\r\n\x00\u00a0",
+]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [byte_tokenizer, lambda: train_bpe("bpe:280", [TEXT, *TEXTS]), gpt2],
+    ids=["bytes", "bpe", "gpt2"],
+)
+def test_both_tokenizers_give_the_same_ids_and_the_same_text(make, tmp_path: Path) -> None:
+    ours = make()
+    to_fast(ours, 64).save_pretrained(tmp_path)
+    fast = AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert fast(text)["input_ids"] == ours.encode(text), text
+        assert fast.decode(ours.encode(text)) == text
+    assert (len(fast), fast.eos_token_id, fast.model_max_length) == (ours.vocab_size, ours.end_of_text, 64)
+    assert fast.decode([ours.end_of_text], skip_special_tokens=True) == ""
+    assert from_fast(fast).to_json() == ours.to_json()
+
+
+# bad input
+
+
+def test_a_configuration_of_a_newer_version_is_refused(exported, tmp_path: Path) -> None:
+    _, folder = exported
+    shutil.copytree(folder, tmp_path / "newer")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"format_version": 2, "attention": {"something": "new"}}
+    (tmp_path / "newer" / "config.json").write_text(json.dumps(config))
+    for load in (AutoModelForCausalLM.from_pretrained, lambda path: import_run(path, tmp_path / "run")):
+        with pytest.raises(CoupledQKError, match=r"format version 2.*reads up to 1.*pip install --upgrade coupledqk"):
+            load(tmp_path / "newer")
+    assert not (tmp_path / "run").exists()
+
+
+def test_folders_that_are_no_exports_are_refused(exported, tmp_path: Path) -> None:
+    run, folder = exported
+    with pytest.raises(CoupledQKError, match=r"has no config\.json; `coupledqk export RUN DIR` writes one"):
+        import_run(run.path, tmp_path / "out")
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CoupledQKError, match=r"type 'llama'.*coupledqk\.couple"):
+        import_run(tmp_path / "llama", tmp_path / "out")
+    for name, remedy in (("model.safetensors", "weights in .* cannot be read"), ("coupledqk.json", "is damaged")):
+        broken = tmp_path / f"broken-{name}"
+        shutil.copytree(folder, broken)
+        (broken / name).write_bytes((folder / name).read_bytes()[:200])
+        with pytest.raises(CoupledQKError, match=remedy):
+            import_run(broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten_and_nothing_half_trained_leaves(exported, tmp_path: Path, monkeypatch) -> None:
+    run, folder = exported
+    for act in (lambda: export_run(run, folder), lambda: import_run(folder, run.path)):
+        before = files(folder), files(run.path)
+        with pytest.raises(CoupledQKError, match="exists already"):
+            act()
+        assert (files(folder), files(run.path)) == before
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(run.path, unfinished)
+    (unfinished / "result.json").unlink()
+    with pytest.raises(CoupledQKError, match="not finished"):
+        export_run(Run.open(unfinished), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
