@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
     from .dynamics import evolve
     from .errors import CoupledQKError
+    from .hf import couple, load_coupling, save_coupling, uncouple
     from .layers import KVCache, rope_at
     from .model import TransformerLM
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, variant
@@ -27,9 +28,13 @@ _HOME = {
     "ScoringConfig": "config",
     "TransformerLM": "model",
     "VARIANTS": "variants",
+    "couple": "hf",
     "evolve": "dynamics",
+    "load_coupling": "hf",
     "preset": "variants",
     "rope_at": "layers",
+    "save_coupling": "hf",
+    "uncouple": "hf",
     "variant": "variants",
 }
 
@@ -45,9 +50,13 @@ __all__ = [
     "ModelConfig",
     "ScoringConfig",
     "TransformerLM",
+    "couple",
     "evolve",
+    "load_coupling",
     "preset",
     "rope_at",
+    "save_coupling",
+    "uncouple",
     "variant",
 ]
 

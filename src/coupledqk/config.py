@@ -191,6 +191,8 @@ class AdaptConfig(DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.rank >= 1, "rank", self.rank, "at least 1")
+        if "lora" not in self.method and self.rank != 8:
+            raise CoupledQKError(f"rank={self.rank} has no effect with method {self.method!r}: leave it at 8")
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class MQARConfig:
     protocol: Literal["paper", "zoology"] = "paper"
     """The paper's (fresh rows at every step, no fillers) or Zoology's (a fixed set of rows, fillers between the queries)."""
     n_pairs: int = 4
-    """Pairs of a key and a value in a row; its length is the model's seq_len."""
+    """Pairs of a key and a value in a row; its length is seq_len, its tokens are those of the model's vocabulary."""
     n_train: int = 100_000
     """Rows of Zoology's training set."""
     n_test: int = 3_000
@@ -211,6 +213,11 @@ class MQARConfig:
         check_fields(self)
         for name in ("n_pairs", "n_train", "n_test"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        if self.protocol == "paper" and self.n_train != 100_000:
+            raise CoupledQKError(
+                f"n_train={self.n_train} has no effect with protocol 'paper', whose rows are fresh at every step: leave it "
+                "out, or choose protocol 'zoology'"
+            )
 
 
 @dataclass(frozen=True)
@@ -298,6 +305,8 @@ class RuntimeConfig:
     """Recompute each block in the backward pass: less memory, about a third more time."""
     compile: bool = False
     """torch.compile the model."""
+    impl: Literal["auto", "reference", "fused", "triton"] = "auto"
+    """How the dynamics are computed: the fastest that was timed on such a device, or one by name. All give the same values."""
     save_every: int = 1_000
     """Steps between checkpoints."""
     keep: int = 2

@@ -1,9 +1,10 @@
 """Complete runs by name: the paper's recipes, exactly, and two for a laptop. Torch-free."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from .config import LMConfig, RunConfig, RuntimeConfig, TrainConfig, tokenizer_size
+from .config import GLUEConfig, LMConfig, MQARConfig, RunConfig, RuntimeConfig, TrainConfig, tokenizer_size
 from .errors import unknown
 from .schema import change
 from .variants import preset, variant
@@ -16,14 +17,14 @@ _PAPER = RunConfig(
 )
 
 RECIPES: dict[str, RunConfig] = {
-    # 237,568 parameters see 2 unique and 8 total tokens each, the paper's proportions: four passes over the text
+    # 155,968 parameters see 2 unique and 8 total tokens each, the paper's proportions: four passes over the text
     "mini": RunConfig(
         model=preset("mini", vocab_size=1024, n_positions=128),
-        task=LMConfig(tokenizer="bpe:1024", max_tokens=475_136, max_valid_tokens=65_536),
+        task=LMConfig(tokenizer="bpe:1024", max_tokens=311_296, max_valid_tokens=65_536),
         train=TrainConfig(
-            steps=928, batch_size=16, seq_len=128, lr=4e-3, warmup=62, precision="fp32", eval_every=116, log_every=4
+            steps=608, batch_size=16, seq_len=128, lr=2e-3, warmup=40, precision="fp32", eval_every=76, log_every=4
         ),
-        runtime=RuntimeConfig(save_every=116, threads=1),
+        runtime=RuntimeConfig(save_every=76, threads=1),
     ),
     "nano": RunConfig(
         model=preset("nano", vocab_size=2048, n_positions=256),
@@ -45,6 +46,29 @@ RECIPES: dict[str, RunConfig] = {
         train=TrainConfig(lr=2e-4),
         runtime=RuntimeConfig(micro_batch=4, gradient_checkpointing=True),
     ),
+    # 10,000 steps and 20,000 in the paper; 256 positions serve its longest level
+    "mqar": RunConfig(
+        model=preset("tiny", vocab_size=64, n_positions=256),
+        task=MQARConfig(n_pairs=4),
+        train=TrainConfig(
+            steps=20_000, batch_size=64, seq_len=64, lr=3e-4, warmup=500, weight_decay=0.01, precision="fp32"
+        ),
+    ),
+    "mqar-mini": RunConfig(
+        model=preset("mini", n_layers=2, vocab_size=64, n_positions=32),
+        task=MQARConfig(n_pairs=4, n_test=1_000),
+        train=TrainConfig(
+            steps=1_500,
+            batch_size=64,
+            seq_len=32,
+            lr=3e-3,
+            warmup=75,
+            weight_decay=0.01,
+            precision="fp32",
+            eval_every=150,
+        ),
+        runtime=RuntimeConfig(save_every=500, threads=1),
+    ),
     "openwebtext": replace(_PAPER, task=LMConfig(corpus="openwebtext")),
     "pubmed": replace(_PAPER, task=LMConfig(corpus="pubmed")),
 }
@@ -65,4 +89,43 @@ def recipe(name: str, attention: str = "standard", **settings: Any) -> RunConfig
         config = change(config, {"micro_batch": (base.runtime.micro_batch or base.train.batch_size) // 2})
     if "tokenizer" in settings:
         settings = {"vocab_size": tokenizer_size(settings["tokenizer"]), **settings}
+    return change(config, settings)
+
+
+GLUE_EPOCHS = {"sst2": 5, "mnli": 3, "qnli": 5}
+"""The paper's."""
+
+
+def glue_recipe(
+    pretrained: RunConfig, init_from: str, dataset: str, n_examples: int, epochs: int | None = None, **settings: Any
+) -> RunConfig:
+    """Fine-tuning a pretrained run, with its seed; the steps follow from epochs and examples.
+
+    Learning rate and epochs are the paper's, which says "BERT-style"; what else that means is our choice.
+    """
+    if dataset not in GLUE_EPOCHS:
+        raise unknown("GLUE task", dataset, GLUE_EPOCHS)
+    model, batch_size = pretrained.model, 32
+    steps = math.ceil((epochs or GLUE_EPOCHS[dataset]) * n_examples / batch_size)
+    epoch = math.ceil(n_examples / batch_size)
+    train = TrainConfig(
+        steps=steps,
+        batch_size=batch_size,
+        seq_len=min(128, model.n_positions) if model.positions == "learned" else 128,
+        lr=2e-5,
+        warmup=steps // 10,
+        beta2=0.999,
+        weight_decay=0.01,
+        schedule="linear",
+        precision=pretrained.train.precision,
+        eval_every=epoch,
+    )
+    config = replace(
+        pretrained,
+        init_seed=None,
+        init_from=init_from,
+        task=GLUEConfig(dataset=dataset),  # pyright: ignore[reportArgumentType]
+        train=train,
+        runtime=replace(pretrained.runtime, save_every=epoch),
+    )
     return change(config, settings)

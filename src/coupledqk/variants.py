@@ -44,7 +44,7 @@ VARIANTS: dict[str, AttentionConfig] = {
 """Every variant: the paper's, their compositions, and the controls the paper lacks."""
 
 PRESETS: dict[str, ModelConfig] = {
-    "mini": ModelConfig(d_model=64, n_heads=4, n_layers=4, d_ff=128),
+    "mini": ModelConfig(d_model=64, n_heads=4, n_layers=2, d_ff=128),
     "nano": ModelConfig(d_model=128, n_heads=4, n_layers=4, d_ff=512),
     "tiny": ModelConfig(d_model=256, n_heads=4, n_layers=6, d_ff=1024),
     "small": ModelConfig(d_model=512, n_heads=8, n_layers=8, d_ff=2048),

@@ -13,12 +13,20 @@ from .. import __version__
 from ..errors import CoupledQKError, unknown
 from .analyze import Analyze
 from .bench import Bench
+from .compare import Compare
 from .data import Data
 from .demo import Demo
 from .evaluate import Eval
 from .explore import Explore
+from .export import Export
 from .generate import Generate
+from .glue import Glue
+from .harness import Harness
+from .import_ import Import
+from .mqar import Mqar
 from .params import Params
+from .report import Report
+from .reproduce import Reproduce
 from .runs import Runs
 from .settings import WithSettings
 from .sweep import Sweep
@@ -26,13 +34,21 @@ from .train import Train
 
 COMMANDS = {
     "demo": Demo,
+    "compare": Compare,
     "train": Train,
     "eval": Eval,
     "generate": Generate,
-    "analyze": Analyze,
     "explore": Explore,
+    "analyze": Analyze,
     "runs": Runs,
+    "reproduce": Reproduce,
+    "report": Report,
+    "mqar": Mqar,
+    "glue": Glue,
     "sweep": Sweep,
+    "export": Export,
+    "import": Import,
+    "harness": Harness,
     "data": Data,
     "params": Params,
     "bench": Bench,
@@ -72,7 +88,7 @@ def run(arguments: list[str]) -> None:
     parsed: Any = tyro.cli(
         command_type,
         prog=f"coupledqk {name}",
-        args=rest,
+        args=["--out" if word == "-o" else word for word in rest],
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
         return_unknown_args=takes_settings,
     )

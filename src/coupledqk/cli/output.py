@@ -1,8 +1,9 @@
 """How commands print."""
 
+import statistics
 from collections.abc import Sequence
 
-from ..runs import Run
+from ..runs import Run, measure_name
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -19,13 +20,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), "  ".join("─" * width for width in widths), *map(line, rows)])
 
 
+def mean_and_std(values: Sequence[float]) -> str:
+    """With ddof 1; the value alone if there is only one."""
+    mean = f"{statistics.fmean(values):.4f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
 def results_table(runs: Sequence[Run]) -> str:
     """One row per finished run of one task: best and final measure, parameters, speed."""
-    measure, beside, form = (
-        ("perplexity", "bits_per_byte", ".2f")
-        if "perplexity" in runs[0].result["best"]
-        else ("accuracy", "loss", ".4f")
-    )
+    measure = measure_name(runs[0].config)
+    beside, form = ("bits_per_byte", ".2f") if measure == "perplexity" else ("loss", ".4f")
     rows = []
     for run in runs:
         best, final, speed = run.result["best"], run.result["final"], run.result["tokens_per_second"]

@@ -38,11 +38,11 @@ class Runs:
         if not rows:
             print(f"no runs below {self.folder}; `coupledqk train` makes one")
             return
-        head = ["run", "attention", "seed", "status", "step", "best perplexity", "bits per byte"]
+        head = ["run", "attention", "seed", "status", "step", "best perplexity", "bits per byte", "accuracy"]
         print(table(head, [[cell(row[key]) for key in KEYS] for row in rows]))
 
 
-KEYS = ("run", "attention", "seed", "status", "step", "perplexity", "bits_per_byte")
+KEYS = ("run", "attention", "seed", "status", "step", "perplexity", "bits_per_byte", "accuracy")
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def describe(run: Run) -> dict[str, Any]:
         "step": f"{step}/{config.train.steps}",
         "perplexity": best.get("perplexity"),
         "bits_per_byte": best.get("bits_per_byte"),
+        "accuracy": best.get("accuracy"),
         "identity": identity(config),
     }
 

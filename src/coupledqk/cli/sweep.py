@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError, DivergedError
-from ..runs import variant_name
+from ..runs import measure_name, variant_name
 from ..schema import change
 from .output import table
 from .settings import WithSettings
@@ -42,12 +42,12 @@ class Sweep(WithSettings):
         out = self.out or Path("runs") / f"sweep-{variant_name(base)}-{identity(base)}"
         rows = [measure(change(base, {"lr": lr}), out / f"lr-{lr:g}") for lr in sorted(set(self.lrs))]
         best = min(rows, key=lambda row: row["loss"])
-        draw(rows, out / "sweep.svg", variant_name(base))
+        draw(rows, out / "sweep.svg", variant_name(base), measure_name(base))
         if self.json:
             print(json.dumps({"best_lr": best["lr"], "runs": rows, "plot": str(out / "sweep.svg")}, indent=2))
             return
         cells = [[f"{r['lr']:g}", r["text"], "best" if r is best else ""] for r in rows]
-        print(table(["learning rate", "best valid perplexity", ""], cells))
+        print(table(["learning rate", f"best valid {measure_name(base)}", ""], cells))
         print(f"\n{out / 'sweep.svg'}")
         if best is rows[0] or best is rows[-1]:
             print("The best is at the edge of what was tried: widen --lrs before trusting it.")
@@ -59,27 +59,22 @@ def measure(config: RunConfig, path: Path) -> dict[str, Any]:
         best = train_one(config, path).result["best"]
     except DivergedError as error:
         return {"lr": config.train.lr, "run": str(path), "loss": float("inf"), "text": "diverged", "error": str(error)}
-    text = f"{best['perplexity']:.2f}"
-    return {
-        "lr": config.train.lr,
-        "run": str(path),
-        "loss": best["loss"],
-        "text": text,
-        "perplexity": best["perplexity"],
-    }
+    name = measure_name(config)
+    text = f"{best[name]:.2f}" if name == "perplexity" else f"{best[name]:.4f}"
+    return {"lr": config.train.lr, "run": str(path), "loss": best["loss"], "text": text, name: best[name]}
 
 
-def draw(rows: list[dict[str, Any]], path: Path, name: str) -> None:
+def draw(rows: list[dict[str, Any]], path: Path, name: str, measure: str) -> None:
     from ..files import write_atomic
     from ..report.chart import Series, line_chart
 
-    points = [(row["lr"], row["perplexity"]) for row in rows if "perplexity" in row]
+    points = [(row["lr"], row[measure]) for row in rows if measure in row]
     if not points:
         raise CoupledQKError("every run diverged: try smaller --lrs or a longer --warmup")
     chart = line_chart(
         [Series(name, points)],
         "peak learning rate",
-        "best validation perplexity",
+        f"best validation {measure}",
         log_x=True,
         title=f"Learning rate of {name}",
     )

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import RunConfig
+from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
 from ..runs import Run, default_name
 from ..schema import change, to_toml
@@ -53,7 +53,8 @@ class Train(WithSettings):
             print(to_toml(config), end="")
             return
         run = train_one(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
-        print(f"{results_table([run])}\n\n{run.path}: try `coupledqk generate {run.path} --prompt 'def '`")
+        hint = f": try `coupledqk generate {run.path} --prompt 'def '`" if isinstance(config.task, DataConfig) else ""
+        print(f"{results_table([run])}\n\n{run.path}{hint}")
 
 
 Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"

@@ -43,6 +43,15 @@ def train_batch(tokens: NDArray[Any], length: int, batch_size: int, seed: int, s
     return _gather(tokens, starts, length)
 
 
+def shuffled_rows(n_rows: int, batch_size: int, seed: int, step: int) -> list[int]:
+    """Which rows of a fixed set are in the batch of a step. Each epoch takes every row once, in random order."""
+    rows = []
+    for row in range(step * batch_size, (step + 1) * batch_size):
+        epoch, position = divmod(row, n_rows)
+        rows.append(int(_grid(n_rows, 0, seed, epoch)[1][position]))
+    return rows
+
+
 def valid_batches(tokens: NDArray[Any], length: int, batch_size: int) -> Iterator[Batch]:
     """The whole split in windows side by side: each token but the first is a target once. The last window is filled up
     with targets that do not count."""

@@ -20,14 +20,14 @@ class HubCorpus:
     """Pairs of our split and the hub's, each one document whose lines are rows; without them every row is a document."""
 
     def documents(self, hub_split: str = "train") -> Iterator[Piece]:
-        rows = self._rows(hub_split)
+        rows = self.rows(hub_split)
         if self.splits:
             yield from pieces(map(self.text, rows))
         else:
             for row in rows:
                 yield from pieces([self.text(row)])
 
-    def _rows(self, hub_split: str) -> Iterator[dict[str, Any]]:
+    def rows(self, hub_split: str) -> Iterator[dict[str, Any]]:
         try:
             import datasets  # pyright: ignore[reportMissingImports]
         except ImportError:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..files import write_atomic
+from ..runs import measure_name
 from ..schema import flat, to_dict
 from .axis import drawable
 from .chart import Point, Series, line_chart
@@ -31,6 +32,25 @@ class Comparison(NamedTuple):
 
     shared: dict[str, Any]
     different: dict[str, list[Any]]
+
+
+class Measure(NamedTuple):
+    """What the runs are judged by, and what stands beside it."""
+
+    name: str
+    places: int
+    beside: str
+    note: str
+
+
+PERPLEXITY = Measure(
+    "perplexity",
+    2,
+    "bits per byte",
+    "the loss of the same tokens in bits, divided by the bytes of their text; at the best validation. It does not depend on "
+    "the tokenizer",
+)
+ACCURACY = Measure("accuracy", 4, "loss", "in nats per answer; the best validation is that of the lowest loss")
 
 
 class HeadTable(NamedTuple):
@@ -58,16 +78,17 @@ def write_page(
     if not runs:
         raise CoupledQKError("no runs given: name at least one run folder")
     snapshots = [Snapshot.read(path) for path in runs]
-    names = _names(snapshots)
+    names, measure = _names(snapshots), _measure(snapshots)
     page = render(
         "runs.html",
         title=title,
         intro=intro,
+        measure=measure,
         names=names,
         snapshots=snapshots,
         definitions=_definitions(names, snapshots),
         cautions=_cautions(snapshots),
-        charts=_charts(names, snapshots),
+        charts=_charts(names, snapshots, measure),
         averaged_over=max(_group_size(len(snapshot.train)) for snapshot in snapshots),
         samples=_by_prompt(samples),
         head_tables=_head_tables(names, snapshots),
@@ -87,8 +108,15 @@ def _names(snapshots: Sequence[Snapshot]) -> list[str]:
     return [str(snapshot.path) for snapshot in snapshots]
 
 
+def _measure(snapshots: Sequence[Snapshot]) -> Measure:
+    names = {measure_name(snapshot.config) for snapshot in snapshots}
+    if len(names) > 1:
+        raise CoupledQKError("some runs are judged by perplexity, others by accuracy: give runs of one task")
+    return PERPLEXITY if names == {"perplexity"} else ACCURACY
+
+
 def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot]) -> dict[str, list[str]]:
-    """Each definition of perplexity with the runs that state it, as a run does when it is finished."""
+    """Each definition of the measure with the runs that state it, as a run does when it is finished."""
     definitions: dict[str, list[str]] = {}
     for name, snapshot in zip(names, snapshots, strict=True):
         if snapshot.result:
@@ -115,18 +143,20 @@ def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
     return cautions
 
 
-def _charts(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[str]:
-    train, valid = [], []
+def _charts(names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure) -> list[str]:
+    train, valid, log = [], [], measure is PERPLEXITY
     for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
         losses = averaged([(r["step"], r["loss"]) for r in snapshot.train])
-        perplexities = [(r["step"], r["perplexity"]) for r in snapshot.valid if drawable(r["perplexity"], log=True)]
+        values = [(r["step"], r[measure.name]) for r in snapshot.valid if drawable(r[measure.name], log=log)]
         train += [Series(name, losses, look=look)] if losses else []
-        valid += [Series(name, perplexities, look=look)] if perplexities else []
+        valid += [Series(name, values, look=look)] if values else []
     charts = []
     if train:
-        charts.append(line_chart(train, "step", "loss, nats per token", title="Training loss"))
+        unit = "token" if log else "answer"
+        charts.append(line_chart(train, "step", f"loss, nats per {unit}", title="Training loss"))
     if valid:
-        charts.append(line_chart(valid, "step", "perplexity, log scale", log_y=True, title="Validation perplexity"))
+        label = f"{measure.name}, log scale" if log else measure.name
+        charts.append(line_chart(valid, "step", label, log_y=log, title=f"Validation {measure.name}"))
     return charts
 
 

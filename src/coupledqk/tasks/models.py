@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from ..config import RunConfig
+from ..config import GLUEConfig, RunConfig
 from ..data.tokenizers import Tokenizer, from_json
 from ..dynamics import set_impl
 from ..errors import CoupledQKError
 from ..model import TransformerLM
 from ..runs import Run
-from ..training.checkpoints import Checkpoints, load_weights, read_weights
+from ..training.checkpoints import Checkpoints, read_weights
+from .lora import merged
 
 
 def new_model(config: RunConfig) -> TransformerLM:
@@ -26,7 +28,7 @@ def new_model(config: RunConfig) -> TransformerLM:
 
 def start_from(model: TransformerLM, source: Run) -> None:
     """Loads a run's best weights. Dynamics that it lacks may be added if a gate makes them the identity at the start."""
-    weights = read_weights(_checkpoint(source, "best"))
+    weights = _weights(source, "best")
     fresh = model.state_dict()
     misfits = [name for name in weights if name not in fresh or fresh[name].shape != weights[name].shape]
     missing = [name for name in fresh if name not in weights]
@@ -47,12 +49,22 @@ def load_model(run: Run, checkpoint: Literal["best", "final"] = "best", device: 
     with torch.device("meta"):
         model = TransformerLM(run.config.model)
     model.to_empty(device=pick_device(device))
-    load_weights(model, _checkpoint(run, checkpoint))
+    model.load_state_dict(_weights(run, checkpoint))
     return model.eval()
 
 
 def run_tokenizer(run: Run) -> Tokenizer:
-    return from_json((run.path / "tokenizer.json").read_text())
+    path = run.path / "tokenizer.json"
+    if not path.is_file():
+        raise CoupledQKError(f"{run.path} has no tokenizer.json: expected a run on text that was started")
+    return from_json(path.read_text())
+
+
+def _weights(run: Run, checkpoint: Literal["best", "final"]) -> dict[str, Tensor]:
+    """As those of a plain language model, with low-rank updates merged."""
+    if isinstance(run.config.task, GLUEConfig):
+        raise CoupledQKError(f"{run.path} has been trained to classify sentences: expected a language model's run")
+    return merged(read_weights(_checkpoint(run, checkpoint)))
 
 
 def _checkpoint(run: Run, which: str) -> Path:

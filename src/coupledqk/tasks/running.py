@@ -18,8 +18,11 @@ from ..training.checkpoints import Checkpoints
 from ..training.events import Event, Finished
 from ..training.logs import Consumer
 from ..training.loop import Task, train
+from .adapt import Adapting
+from .glue import SentenceClassification
 from .lm import LanguageModelling
 from .models import pick_device
+from .mqar import AssociativeRecall
 
 
 class RunTask(Task, Protocol):
@@ -39,6 +42,9 @@ OnBytes = Callable[[int], None] | None
 
 TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
     "lm": LanguageModelling.open,
+    "adapt": Adapting.open,
+    "mqar": AssociativeRecall.open,
+    "glue": SentenceClassification.open,
 }
 """By the `kind` of a run's task."""
 
@@ -65,6 +71,8 @@ def train_run(
             torch.set_num_threads(config.runtime.threads)
         with preparing() as on_bytes:
             task = TASKS[config.task.kind](config, on_bytes)
+        if run.info and run.info["corpus"]["hash"] is None:
+            raise CoupledQKError(f"{path} was imported and cannot be resumed: start a new run with --init-from {path}")
         if run.info and run.info["corpus"]["hash"] != task.about["hash"]:
             raise CoupledQKError(
                 f"{task.about['corpus']} has changed since {path} began: bring it back, or train into another --out"

@@ -61,7 +61,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             fault = damage(self._at(step))
             if fault is None:
-                _load_weights(model, self._at(step))
+                model.load_state_dict(_read(self._at(step)))
                 state = torch.load(self._at(step) / "state.pt", weights_only=True, map_location="cpu")
                 return step, state, notes
             notes.append(f"checkpoint {self._at(step)} is damaged ({fault}) and was passed over")
@@ -75,10 +75,15 @@ class Checkpoints:
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Loads the weights of a checkpoint folder after checking them."""
+    model.load_state_dict(read_weights(folder))
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint folder, checked."""
     fault = damage(folder)
     if fault is not None:
         raise CoupledQKError(f"checkpoint {folder} is damaged ({fault}): use another one, or train again")
-    _load_weights(model, folder)
+    return _read(folder)
 
 
 def damage(folder: Path) -> str | None:
@@ -113,11 +118,7 @@ def _save_weights(model: nn.Module, folder: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+def _read(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
-
-
-def _load_weights(model: nn.Module, folder: Path) -> None:
-    model.load_state_dict(read_weights(folder))

@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """A consumer of events: a bar with loss, perplexity, speed and time left, or a line every few seconds."""
+    """A consumer of events: a bar with loss, perplexity or accuracy, speed and time left, or a line every few seconds."""
 
     def __init__(self, label: str, steps: int) -> None:
         self.label, self.steps = label, steps
@@ -30,7 +30,7 @@ class Progress:
             case Step():
                 self._step(event)
             case Evaluation(step, _, metrics):
-                self.valid = f"valid perplexity {metrics['perplexity']:.2f}"
+                self.valid = _valid(metrics)
                 if self.bar is None:
                     self._say(f"{self.label}  step {step}/{self.steps}  {self.valid}")
             case Stopped() | Finished():
@@ -63,6 +63,13 @@ class Progress:
                 self.bar.console.print(line, highlight=False, markup=False)
             else:
                 print(line, file=sys.stderr, flush=True)
+
+
+def _valid(metrics: dict[str, Any]) -> str:
+    """The task's own measure."""
+    if "accuracy" in metrics:
+        return f"accuracy {metrics['accuracy']:.3f}"
+    return f"valid perplexity {metrics['perplexity']:.2f}"
 
 
 def _bar() -> Any:

@@ -1,0 +1,232 @@
+"""Experiments as data: one TOML file for each table or figure. Torch-free.
+
+    title = "Integration steps"
+    source = "Table 2 of the paper"
+    metric = "perplexity"
+    caption = "..."
+
+    [mini]                          # a scale; what it says takes the place of what the file says for all scales
+    recipe = "mini"
+    seeds = [0, 1, 2]
+
+    [[grid]]                        # every combination of variants and axes; each is a row of the table
+    label = "hamiltonian n={n_steps}"
+    variant = ["hamiltonian"]
+    axes.n_steps = [1, 3]           # an axis: values of a setting, or names of bundles of settings
+
+    [published]                     # the paper's numbers, by label
+    "hamiltonian n=1" = { mean = 22.58, std = 0.05, n = 3 }
+
+    [[claims]]                      # lab/verdicts.py, one of them primary
+
+An experiment that trains nothing but measures has a `command` for each scale instead: in it {label} is the run folder of a
+cell of experiment `of`, and {out} a folder for what is found.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, get_args, get_origin, get_type_hints
+
+from ..errors import CoupledQKError, unknown
+from ..report.outcome import Metric, Published, decode
+from ..schema import from_dict
+from .verdicts import Claim, check_primary
+
+FOLDER = files("coupledqk.lab") / "experiments"
+
+METRICS = {
+    "perplexity": Metric(
+        "perplexity", "best.perplexity", "lower", "exp of the mean loss per token of the validation text, at its best"
+    ),
+    "bits_per_byte": Metric(
+        "bits per byte", "best.bits_per_byte", "lower", "of the validation text, at the best validation"
+    ),
+    "accuracy": Metric(
+        "accuracy", "best.accuracy", "higher", "share of correct answers, at the lowest validation loss"
+    ),
+    "tokens_to_reach": Metric(
+        "tokens to reach standard's final loss",
+        "tokens_to_reach.standard",
+        "lower",
+        "training tokens seen when the validation loss first was at or below the final one of standard with the same seed, "
+        "interpolated between evaluations",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of its variants and the values of its axes."""
+
+    variant: tuple[str, ...]
+    label: str = "{variant}"
+    """A row's name, with {variant} and {axis} filled in."""
+    axes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """By the axis' name, its values: each a name and the settings it stands for."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The run that a cell starts from, of the same seed and variant unless it names another."""
+
+    recipe: str
+    variant: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An experiment at one size."""
+
+    metric: Metric
+    grid: tuple[Grid, ...]
+    recipe: str
+    seeds: tuple[int, ...]
+    seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of rows that have other seeds, by label."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of all cells, on top of the recipe."""
+    task: dict[str, Any] | None = None
+    """Another task than the recipe's."""
+    needs: Needs | None = None
+    published: dict[str, Published] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    source: str
+    """The paper's table or figure, or "beyond the paper"."""
+    caption: str
+    scales: dict[str, Scale] = field(default_factory=dict)
+    """Empty for an experiment that measures."""
+    commands: dict[str, str] = field(default_factory=dict)
+    """By scale, the command line of an experiment that measures."""
+    of: str | None = None
+    """Whose cells are measured."""
+    published: dict[str, Published] = field(default_factory=dict)
+    """The paper's numbers of an experiment that measures."""
+
+
+SCALES = ("mini", "paper")
+
+
+def names() -> list[str]:
+    """Every experiment, by name."""
+    return sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml"))
+
+
+def load(name: str) -> Experiment:
+    """An experiment of the package."""
+    if name not in names():
+        raise unknown("experiment", name, names())
+    return parse(name, (FOLDER / f"{name}.toml").read_text("utf-8"))
+
+
+def parse(name: str, text: str) -> Experiment:
+    """Strict: an unknown key or an impossible value is an error that names the file and the place."""
+    try:
+        data = tomllib.loads(text)
+        return _experiment(name, data)
+    except (tomllib.TOMLDecodeError, CoupledQKError) as error:
+        raise CoupledQKError(f"{name}.toml: {error}") from None
+
+
+def scale_of(experiment: Experiment, scale: str) -> Scale:
+    if scale not in experiment.scales:
+        raise CoupledQKError(
+            f"{experiment.name} has no scale {scale!r}: "
+            + (f"choose from {', '.join(experiment.scales)}" if experiment.scales else "it trains nothing")
+        )
+    return experiment.scales[scale]
+
+
+def _experiment(name: str, data: dict[str, Any]) -> Experiment:
+    about = {key: data.pop(key, None) for key in ("title", "source", "caption")}
+    for key, value in about.items():
+        _expect(isinstance(value, str), f"{key}={value!r}: expected a text")
+    tables = {scale: data.pop(scale) for scale in SCALES if scale in data}
+    _expect(bool(tables), f"expected at least one of the scales {', '.join(f'[{scale}]' for scale in SCALES)}")
+    if any("command" in table for table in tables.values()):
+        return Experiment(name, **about, **_measuring(data, tables))
+    scales = {scale: _scale({**data, **table}, f"{scale}.") for scale, table in tables.items()}
+    return Experiment(name, **about, scales=scales)
+
+
+def _measuring(data: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    for scale, table in tables.items():
+        _expect(table.keys() == {"command"}, f"{scale}: expected a command and nothing else, given {', '.join(table)}")
+    if others := data.keys() - {"of", "published"}:
+        raise unknown("key", min(others), ("of", "published"))
+    commands = {scale: table["command"] for scale, table in tables.items()}
+    return {"commands": commands, "of": data.get("of"), "published": _published(data, "")}
+
+
+def _scale(data: dict[str, Any], where: str) -> Scale:
+    _check_keys(Scale, data, where)
+    for key in ("metric", "grid", "recipe", "seeds"):
+        _expect(key in data, f"{where}{key} is missing")
+    if data["metric"] not in METRICS:
+        raise unknown(f"{where}metric", data["metric"], METRICS)
+    scale = Scale(
+        **{
+            **data,
+            "metric": METRICS[data["metric"]],
+            "grid": tuple(_grid(table, f"{where}grid.") for table in data["grid"]),
+            "seeds": _seeds(data["seeds"], f"{where}seeds"),
+            "seeds_of": {key: _seeds(s, f"{where}seeds_of.{key}") for key, s in data.get("seeds_of", {}).items()},
+            "needs": _needs(data["needs"], f"{where}needs.") if data.get("needs") else None,
+            "published": _published(data, where),
+            "claims": tuple(from_dict(Claim, claim, f"{where}claims.") for claim in data.get("claims", [])),
+        }
+    )
+    check_primary(scale.claims)
+    return scale
+
+
+def _published(data: dict[str, Any], where: str) -> dict[str, Published]:
+    table = data.get("published", {})
+    return {key: decode(Published, value, f"{where}published.{key}.") for key, value in table.items()}
+
+
+def _grid(data: dict[str, Any], where: str) -> Grid:
+    _check_keys(Grid, data, where)
+    _expect(bool(data.get("variant")), f"{where}variant is missing: expected a list of names")
+    axes = {key: _axis(key, values) for key, values in data.get("axes", {}).items()}
+    return Grid(**{**data, "variant": tuple(data["variant"]), "axes": axes})
+
+
+def _axis(name: str, values: Any) -> dict[str, dict[str, Any]]:
+    """Values of the setting `name`, or bundles of settings by their names."""
+    return dict(values) if isinstance(values, Mapping) else {str(value): {name: value} for value in values}
+
+
+def _needs(data: dict[str, Any], where: str) -> Needs:
+    _check_keys(Needs, data, where)
+    _expect("recipe" in data, f"{where}recipe is missing")
+    return Needs(**data)
+
+
+def _seeds(values: Any, where: str) -> tuple[int, ...]:
+    fits = isinstance(values, list) and values and all(type(seed) is int for seed in values)
+    _expect(bool(fits) and len(set(values)) == len(values), f"{where}={values!r}: expected a list of different numbers")
+    return tuple(values)
+
+
+def _check_keys(kind: type, data: Mapping[str, Any], where: str) -> None:
+    hints = get_type_hints(kind)
+    for key, value in data.items():
+        if key not in hints:
+            raise unknown("key", where + key, [where + name for name in hints])
+        if any(get_origin(hint) is dict for hint in (hints[key], *get_args(hints[key]))):
+            _expect(isinstance(value, Mapping), f"{where}{key}={value!r}: expected a table")
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise CoupledQKError(message)

@@ -1,0 +1,143 @@
+"""Runs the cells of experiments: finished ones are skipped, interrupted ones go on, failed ones do not stop the rest."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import CoupledQKError
+from ..report import outcome as report
+from ..runs import Run
+from .cells import Cell, Plan, make_plan, status, with_needed
+from .engine import Engine, Message
+from .outcomes import write_outcome
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Overview(Protocol):
+    """Shows how a grid goes."""
+
+    def begin(self, cells: Sequence[Cell], finished: int) -> None:
+        """These are to be trained; so many others are finished already."""
+        ...
+
+    def started(self, cell: Cell) -> None: ...
+
+    def step(self, cell: Cell, step: int) -> None: ...
+
+    def ended(self, cell: Cell, run: Run, how: str, error: str | None) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass
+class Grid:
+    """All cells of some plans, each once, and how far each is."""
+
+    plans: Sequence[Plan]
+    cells: dict[str, Cell]
+    waiting: list[Cell]
+    running: dict[Path, Cell] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
+    """By the cell's name, why it is not finished."""
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> "Grid":
+        """Seed by seed, so that after the first ones all rows can be compared."""
+        by_seed = sorted((cell for plan in plans for cell in plan.cells), key=lambda cell: cell.seed)
+        cells = {cell.name: cell for cell in with_needed(by_seed)}
+        grid = cls(plans, cells, [])
+        grid.waiting = [cell for cell in cells.values() if status(grid.run(cell)) != "finished"]
+        return grid
+
+    def run(self, cell: Cell) -> Run:
+        return self.plans[0].run(cell)
+
+    def next(self) -> Cell | None:
+        """The first cell that can start. One whose start has failed never will."""
+        for cell in list(self.waiting):
+            needed = cell.needs
+            if needed is not None and status(self.run(needed)) != "finished":
+                if needed.name in self.troubles:
+                    self.waiting.remove(cell)
+                    self.troubles[cell.name] = f"it starts from {needed.name}, which is not finished"
+                continue
+            self.waiting.remove(cell)
+            if status(self.run(cell)) != "running":
+                return cell
+            self.troubles[cell.name] = "another process is training it"
+        return None
+
+
+def run_grid(grid: Grid, engine: Engine, overview: Overview, stop: Callable[[], bool] = lambda: False) -> None:
+    """Trains what is not finished. Every plan's outcome is written after each of its cells and at the end."""
+    overview.begin(grid.waiting, len(grid.cells) - len(grid.waiting))
+    for plan in grid.plans:
+        write_outcome(plan)
+    stopping = False
+    try:
+        while True:
+            if stop() and not stopping:
+                stopping = True
+                engine.stop()
+            while not stopping and engine.free() and (cell := grid.next()):
+                grid.running[grid.run(cell).path] = cell
+                engine.start(cell.config, grid.run(cell).path)
+                overview.started(cell)
+            if not grid.running:
+                break
+            for message in engine.wait(SECONDS_BETWEEN_LOOKS):
+                _hear(message, grid, overview)
+    finally:
+        engine.close()
+        overview.end()
+        for plan in grid.plans:
+            write_outcome(plan)
+
+
+def _hear(message: Message, grid: Grid, overview: Overview) -> None:
+    cell = grid.running[message.folder]
+    if message.kind == "step":
+        overview.step(cell, message.step)
+        return
+    del grid.running[message.folder]
+    if message.kind != "finished":
+        grid.troubles[cell.name] = message.error or "stopped on request"
+    overview.ended(cell, grid.run(cell), message.kind, message.error)
+    for plan in grid.plans:
+        if any(cell.name == each.name for each in plan.cells):
+            write_outcome(plan)
+
+
+def stale(plan: Plan) -> list[str]:
+    """Runs that an earlier outcome of this experiment counts but its grid no longer has. They are only named, never deleted."""
+    try:
+        earlier = report.read(plan.outcome).cells
+    except CoupledQKError:
+        return []  # there is none, or none that can be read: it is about to be written again
+    seeds = sorted({cell.seed for cell in earlier})
+    now = make_plan(plan.experiment, plan.scale_name, plan.out, seeds) if seeds else plan
+    names = {cell.name for cell in (*plan.cells, *now.cells)}
+    return [cell.name for cell in earlier if cell.name not in names and (plan.out / "runs" / cell.name).is_dir()]
+
+
+def check_seeds(plan: Plan) -> str | None:
+    """What cannot be tested with so few seeds, before any time is spent."""
+    few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
+    if few and plan.scale.claims:
+        return f"one seed of {', '.join(few)}: a test needs two at least, so nothing can be said about the claims"
+    return None
+
+
+def require_statistics(plans: Sequence[Plan]) -> None:
+    """Fails before training rather than after."""
+    from .statistics import scipy_special
+
+    if any(plan.scale.claims for plan in plans):
+        scipy_special()
+
+
+def check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise CoupledQKError(f"--jobs {jobs}: expected at least 1")

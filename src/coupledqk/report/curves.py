@@ -1,0 +1,107 @@
+"""Learning curves of an outcome: the mean over seeds, in a band from the lowest seed to the highest."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from .axis import drawable
+from .chart import Series, line_chart
+from .outcome import CellRecord, Outcome
+
+MOST_CURVES = 6
+STEP, LOSS = 0, 2
+
+Curve = Mapping[float, float]
+"""A value by step."""
+Curves = dict[str, dict[int, Curve]]
+"""By label of the row, then by seed."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart, drawn by `svg` here and by `report.figures` for print."""
+
+    name: str
+    """For a file."""
+    title: str
+    y_label: str
+    series: list[Series]
+    log_y: bool = False
+    x_label: str = "step"
+
+    def svg(self) -> str:
+        return line_chart(self.series, self.x_label, self.y_label, log_y=self.log_y, title=self.title)
+
+
+def panels(outcome: Outcome) -> list[Panel]:
+    """Validation perplexity or accuracy, its change against the baseline, and training loss.
+
+    Rows with one baseline stand together, a few at a time; a row looks the same in all charts.
+    """
+    measure, log = ("accuracy", False) if outcome.metric.better == "higher" else ("perplexity", True)
+    train, valid = _curves(outcome, "train", LOSS), _curves(outcome, "valid", -1)
+    looks = {row.label: place for place, row in enumerate(outcome.rows)}
+    found = []
+    for number, labels in enumerate(groups := list(_groups(outcome)), 1):
+        ending = f"-{number}" if len(groups) > 1 else ""
+        for name, title, y_label, curves, is_log in (
+            ("validation", f"Validation {measure}", f"{measure}{', log scale' * log}", valid, log),
+            ("change", f"Validation {measure} against {labels[0]}", "change, %", _changes(outcome, valid), False),
+            ("training", "Training loss", "loss, nats per target", train, False),
+        ):
+            series = [_series(label, curves.get(label, {}), looks[label], is_log) for label in labels]
+            if drawn := [one for one in series if one]:
+                found.append(Panel(name + ending, title, y_label, drawn, is_log))
+    return found
+
+
+def _groups(outcome: Outcome) -> Iterator[list[str]]:
+    """Labels for one chart each: a baseline and some of the rows that are held against it."""
+    baselines = outcome.baselines
+    held: dict[str | None, list[str]] = {}
+    for label in (row.label for row in outcome.rows):
+        if label not in baselines.values() or label in baselines:
+            held.setdefault(baselines.get(label), []).append(label)
+    for baseline, labels in held.items():
+        first = [baseline] if baseline in {row.label for row in outcome.rows} else []
+        for start in range(0, len(labels), MOST_CURVES - 1):
+            yield [label for label in [*first, *labels[start : start + MOST_CURVES - 1]] if label is not None]
+
+
+def _curves(outcome: Outcome, kind: str, column: int) -> Curves:
+    """Of the finished cells, or where none is, of those that have begun."""
+    curves: Curves = {}
+    for row in outcome.rows:
+        cells = [cell for cell in outcome.cells if cell.label == row.label]
+        for cell in [cell for cell in cells if cell.status == "finished"] or cells:
+            if points := _points(cell, kind, column):
+                curves.setdefault(row.label, {})[cell.seed] = points
+    return curves
+
+
+def _points(cell: CellRecord, kind: str, column: int) -> Curve:
+    return {point[STEP]: point[column] for point in getattr(cell, kind) if drawable(point[column], log=False)}
+
+
+def _changes(outcome: Outcome, curves: Curves) -> Curves:
+    """In percent of the baseline's value at the same step and seed."""
+    changes: Curves = {}
+    for label, baseline in outcome.baselines.items():
+        ours, theirs = curves.get(label, {}), curves.get(baseline, {})
+        for seed in ours.keys() & theirs.keys():
+            steps = [step for step in ours[seed] if theirs[seed].get(step)]
+            changes.setdefault(label, {})[seed] = {s: 100 * (ours[seed][s] / theirs[seed][s] - 1) for s in steps}
+    return changes
+
+
+def _series(label: str, runs: Mapping[int, Curve], look: int, log: bool) -> Series | None:
+    """At the steps that all seeds have."""
+    curves = list(runs.values())
+    steps = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    values = {step: [curve[step] for curve in curves] for step in steps}
+    values = {step: found for step, found in values.items() if all(drawable(value, log) for value in found)}
+    if not values:
+        return None
+    middle: Sequence[tuple[float, float]] = [(step, fmean(found)) for step, found in values.items()]
+    band = [(min(found), max(found)) for found in values.values()] if len(curves) > 1 else ()
+    return Series(label, middle, band, look)

@@ -1,0 +1,53 @@
+"""The curves of a report as files: SVG, and PDF where matplotlib is installed."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..files import atomic_path, write_atomic
+from .curves import Panel, panels
+from .outcome import Outcome
+
+
+def figure_name(outcome: Outcome, panel: Panel) -> str:
+    return f"{outcome.name}-{panel.name}"
+
+
+def write_figures(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
+    """Every chart of the report, by experiment and kind."""
+    can_print = importlib.util.find_spec("matplotlib") is not None
+    written = []
+    for outcome in outcomes:
+        for panel in panels(outcome):
+            path = folder / figure_name(outcome, panel)
+            write_atomic(svg := path.with_name(f"{path.name}.svg"), panel.svg())
+            written.append(svg)
+            if can_print:
+                _write_pdf(panel, pdf := path.with_name(f"{path.name}.pdf"))
+                written.append(pdf)
+    return written
+
+
+def _write_pdf(panel: Panel, path: Path) -> None:
+    from ..analysis.style import look, new_figure, styled
+
+    with styled():
+        from matplotlib.ticker import LogFormatter
+
+        figure = new_figure(width=5.8)
+        axes = figure.subplots()
+        for place, series in enumerate(panel.series):
+            xs, ys = zip(*series.points, strict=True)
+            style = look(place if series.look is None else series.look)
+            axes.plot(xs, ys, label=series.name, markevery=max(1, len(xs) // 8), **style)
+            if series.band:
+                lows, highs = zip(*series.band, strict=True)
+                axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.18, linewidth=0)
+        axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+        if panel.log_y:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(LogFormatter())
+            axes.yaxis.set_minor_formatter(LogFormatter())
+        figure.legend(loc="outside right upper", fontsize=7.5)
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})

@@ -1,0 +1,142 @@
+"""The report of experiments: every claim with its verdict first, then each table, its curves, and where it comes from."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import CoupledQKError
+from ..files import write_atomic
+from ..schema import flat
+from .curves import panels
+from .figures import figure_name
+from .outcome import Outcome
+from .page import plain, render
+from .runs_page import compare
+from .tables import SHORT, Table, claims_table, costs_table, latex, markdown, markdown_text, results_table, seeds_table
+
+ENDINGS = (".html", ".md", ".tex")
+
+
+def write_report(outcomes: Sequence[Outcome], out: Path, figures: Path | None = None) -> None:
+    """Writes one file, of the kind that its ending says. A Markdown file shows the figures written to a folder."""
+    if not outcomes:
+        raise CoupledQKError("no outcomes given: name at least one outcome file, or a folder that holds some")
+    if out.suffix not in ENDINGS:
+        raise CoupledQKError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
+    if out.suffix == ".html":
+        text = html_report(outcomes)
+    elif out.suffix == ".md":
+        text = markdown_report(outcomes, os.path.relpath(figures, out.parent) if figures else None)
+    else:
+        text = latex_report(outcomes)
+    write_atomic(out, text)
+
+
+def html_report(outcomes: Sequence[Outcome]) -> str:
+    anchors = {place: f"experiment-{place}" for place in range(1, len(outcomes) + 1)}
+    return render(
+        "lab.html",
+        title=title(outcomes),
+        claims=claims_table(outcomes),
+        claim_anchors=[anchors[place] for place, outcome in enumerate(outcomes, 1) for _ in outcome.verdicts],
+        count=count(outcomes),
+        short=SHORT,
+        sections=[section(outcome, anchors[place]) for place, outcome in enumerate(outcomes, 1)],
+    )
+
+
+def title(outcomes: Sequence[Outcome]) -> str:
+    return outcomes[0].title if len(outcomes) == 1 else f"{len(outcomes)} experiments on coupled queries and keys"
+
+
+def count(outcomes: Sequence[Outcome]) -> str:
+    """For example: 12 claims: 5 hold here, 3 do not, 4 cannot be told."""
+    found = [verdict.outcome for outcome in outcomes for verdict in outcome.verdicts]
+    hold, fail, open_ = (found.count(kind) for kind in SHORT)
+    if len(found) == 1:
+        return f"One claim: {found[0]}."
+    holds, does = "holds" if hold == 1 else "hold", "does" if fail == 1 else "do"
+    return f"{len(found)} claims: {hold} {holds} here, {fail} {does} not, {open_} cannot be told."
+
+
+def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
+    """One experiment, as the page shows it."""
+    labels, base = [row.label for row in outcome.rows], flat(outcome.config)
+    by_label = {cell.label: cell.settings for cell in outcome.cells}
+    keys = dict.fromkeys(key for settings in by_label.values() for key in settings if key != "seed")
+    return {
+        "anchor": anchor,
+        "outcome": outcome,
+        "results": results_table(outcome),
+        "problems": problems(outcome),
+        "charts": [panel.svg() for panel in panels(outcome)],
+        "costs": costs_table(outcome),
+        "seeds": seeds_table(outcome),
+        "labels": labels,
+        "config": base,
+        "settings": compare([{k: by_label.get(label, {}).get(k, base.get(k)) for k in keys} for label in labels]),
+        "origin": origin(outcome),
+    }
+
+
+def origin(outcome: Outcome) -> dict[str, Any]:
+    where = flat(asdict(outcome.origin))
+    return {"command": outcome.command, "date": outcome.date, **where, **flat({"coherence": outcome.coherence})}
+
+
+def problems(outcome: Outcome) -> list[str]:
+    """What failed, and what is missing."""
+    lines = [
+        f"{cell.label}, seed {cell.seed}, failed: {cell.error or 'no reason is known'}"
+        for cell in outcome.cells
+        if cell.status == "failed"
+    ]
+    unfinished: dict[str, list[str]] = {}
+    for cell in outcome.cells:
+        if cell.status not in ("finished", "failed"):
+            unfinished.setdefault(cell.label, []).append(f"{cell.seed} ({cell.status})")
+    lines += [f"Not finished: {label}, seed {', '.join(seeds)}." for label, seeds in unfinished.items()]
+    if outcome.rows and max(row.n for row in outcome.rows) == 1:
+        lines.append("One seed cannot carry a claim: differences of this size may be noise.")
+    return lines
+
+
+def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> str:
+    parts = [f"# {markdown_text(title(outcomes))}\n"]
+    if (claims := claims_table(outcomes)).rows:
+        parts += [f"{count(outcomes)}\n", markdown(claims)]
+    for outcome in outcomes:
+        parts += [f"## {markdown_text(outcome.title)}\n"] if len(outcomes) > 1 else []
+        paragraphs = [f"{outcome.source}, {outcome.scale} scale, {outcome.date}.", *outcome.answer, outcome.caption]
+        parts += [f"{markdown_text(text)}\n" for text in paragraphs if text]
+        parts += [markdown(results_table(outcome)), _definition(outcome)]
+        parts += ["".join(f"- {markdown_text(line)}\n" for line in problems(outcome))]
+        parts += ["".join(_verdict_lines(outcome)), markdown(costs_table(outcome))]
+        if figures is not None:
+            names = [(panel.title, figure_name(outcome, panel)) for panel in panels(outcome)]
+            parts += ["".join(f"![{markdown_text(text)}]({figures}/{name}.svg)\n" for text, name in names)]
+        parts += ["".join(f"- {key}: {markdown_text(plain(value))}\n" for key, value in origin(outcome).items())]
+    return "\n".join(part for part in parts if part)
+
+
+def _definition(outcome: Outcome) -> str:
+    metric = outcome.metric
+    return f"{metric.name.capitalize()}: {markdown_text(metric.definition)}; {metric.better} is better.\n"
+
+
+def _verdict_lines(outcome: Outcome) -> list[str]:
+    return [
+        f"{place}. **{markdown_text(verdict.claim.text)}** {SHORT[verdict.outcome].capitalize()}. "
+        f"{markdown_text(verdict.sentence)}\n"
+        for place, verdict in enumerate(outcome.verdicts, 1)
+    ]
+
+
+def latex_report(outcomes: Sequence[Outcome]) -> str:
+    """The tables alone, to be put into a paper."""
+    tables: list[Table] = [claims_table(outcomes)] if any(outcome.verdicts for outcome in outcomes) else []
+    for outcome in outcomes:
+        tables += [results_table(outcome), costs_table(outcome)]
+    return "% needs \\usepackage{booktabs}\n\n" + "\n".join(map(latex, tables))

@@ -1,0 +1,185 @@
+"""Tables of an outcome, each made once and written as Markdown, as LaTeX, or by a page's template as HTML."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .outcome import ClaimRecord, Outcome, Row, VerdictRecord
+from .page import number
+
+NOTHING = "–"
+SHORT = {
+    "holds here": "holds",
+    "does not hold here": "does not hold",
+    "cannot tell with this many seeds": "cannot tell",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    align: str
+    """A letter per column: l(eft), r(ight), p(aragraph)."""
+
+    def without_empty(self) -> "Table":
+        """Without the columns in which nothing is said."""
+        kept = [i for i in range(len(self.head)) if any(row[i] not in ("", NOTHING) for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return Table(self.caption, tuple(self.head[i] for i in kept), rows, "".join(self.align[i] for i in kept))
+
+
+def markdown(table: Table) -> str:
+    rules = ["--:" if letter == "r" else "---" for letter in table.align]
+    lines = [[markdown_text(cell) for cell in cells] for cells in (table.head, *table.rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], rules, *lines[1:])) + "\n"
+
+
+def markdown_text(text: str) -> str:
+    text = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
+    return re.sub(r"([\\`*\[|])", r"\\\1", text)
+
+
+def latex(table: Table) -> str:
+    """Needs the package booktabs."""
+    columns = table.align.replace("p", r"p{0.4\linewidth}")
+    head, *rows = (" & ".join(map(latex_text, cells)) + r" \\" for cells in (table.head, *table.rows))
+    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(table.caption)}}}"]
+    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}", r"\end{table}", ""])
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "–": "--"}
+_LATEX |= {letter: f"\\{letter}" for letter in "{}$&#_%"} | {"±": r"$\pm$", "×": r"$\times$", "≥": r"$\geq$"}
+_LATEX |= {"τ": r"$\tau$", "λ": r"$\lambda$", "·": r"$\cdot$", "₀": r"$_0$"}
+
+
+def latex_text(text: str) -> str:
+    return text.translate(str.maketrans(_LATEX))
+
+
+def results_table(outcome: Outcome) -> Table:
+    """What was reached, beside what the paper reached, and the verdicts on the claims about each row."""
+    metric, baselines = outcome.metric.name, set(outcome.baselines.values())
+    against = f"against {baselines.pop()}" if len(baselines) == 1 else "against its baseline"
+    head = ("", f"{metric} here", "seeds", against, "95% interval", f"{metric} in the paper", "change there", "verdict")
+    rows = tuple(
+        (
+            row.label,
+            spread(row.mean, row.std),
+            _seeds(outcome, row),
+            percent(_effect(outcome, row)),
+            interval(row.change.interval) if row.change else NOTHING,
+            spread(row.paper.mean, row.paper.std, row.paper.n) if row.paper else NOTHING,
+            percent(_published_effect(outcome, row)),
+            _verdicts(outcome, row),
+        )
+        for row in outcome.rows
+    )
+    return Table(f"{outcome.title}, {outcome.scale} scale", head, rows, "lrrrrrrl").without_empty()
+
+
+def costs_table(outcome: Outcome) -> Table:
+    """What else was measured of each row, and what it costs."""
+    head = ("", f"final {outcome.metric.name}", "bits per byte", "parameters", "tokens/s", "minutes a run")
+    rows = tuple(
+        (
+            row.label,
+            value(row.final_mean),
+            number(row.bits_per_byte, 4),
+            number(row.parameters),
+            number(row.tokens_per_second),
+            number(None if row.seconds is None else row.seconds / 60, 1),
+        )
+        for row in outcome.rows
+    )
+    return Table(f"{outcome.title}: the last step, and costs", head, rows, "lrrrrr").without_empty()
+
+
+def seeds_table(outcome: Outcome) -> Table:
+    """Every number behind the means."""
+    seeds = sorted({seed for row in outcome.rows for seed in row.seeds})
+    rows = tuple((row.label, *(value(row.seeds.get(seed)) for seed in seeds)) for row in outcome.rows)
+    head = ("", *(f"seed {seed}" for seed in seeds))
+    return Table(f"{outcome.title}: {outcome.metric.name} of each seed", head, rows, "l" + "r" * len(seeds))
+
+
+def claims_table(outcomes: Sequence[Outcome]) -> Table:
+    """Every claim with what the paper and the runs say."""
+    head = ("claim", "verdict", "here", "interval", "in the paper", "experiment")
+    rows = tuple(
+        (verdict.claim.text, SHORT[verdict.outcome], *_contrast(verdict), outcome.name)
+        for outcome in outcomes
+        for verdict in outcome.verdicts
+    )
+    return Table("The claims, and what came out here", head, rows, "plrrrl")
+
+
+def _contrast(verdict: VerdictRecord) -> tuple[str, str, str]:
+    claim, evidence = verdict.claim, verdict.evidence
+    paper = NOTHING if claim.paper_effect is None else effect(claim, claim.paper_effect)
+    if evidence is None:
+        return NOTHING, NOTHING, paper
+    return effect(claim, evidence.effect), " to ".join(effect(claim, end) for end in evidence.interval), paper
+
+
+def effect(claim: ClaimRecord, size: float) -> str:
+    """In the claim's own unit."""
+    if claim.kind == "less_variable":
+        return f"{1 + size:.2f}×"
+    return percent(size).replace("%", " points") if claim.kind == "interaction" else percent(size)
+
+
+def percent(share: float | None) -> str:
+    return NOTHING if share is None or not math.isfinite(share) else f"{100 * share:+.2f}%".replace("-", "−")
+
+
+def interval(ends: Sequence[float]) -> str:
+    return " to ".join(map(percent, ends))
+
+
+def value(measured: float | None) -> str:
+    """With more decimals the smaller it is."""
+    steps = ((10_000, 0), (10, 2), (2, 3), (0, 4))
+    return number(measured, next((decimals for least, decimals in steps if abs(measured or 0) >= least), 0))
+
+
+def spread(mean: float | None, std: float | None, n: int | None = None) -> str:
+    """mean ± std (n)"""
+    text = value(mean)
+    if mean is not None and std is not None and math.isfinite(std):
+        text += f" ± {std:.{len(text.partition('.')[2])}f}"
+    return f"{text} ({n})" if n else text
+
+
+def _seeds(outcome: Outcome, row: Row) -> str:
+    planned = sum(cell.label == row.label for cell in outcome.cells)
+    return str(row.n) if row.n >= planned else f"{row.n} of {planned}"
+
+
+def _effect(outcome: Outcome, row: Row) -> float | None:
+    """Seed by seed where that could be tested, else of the means."""
+    if row.change:
+        return row.change.effect
+    baseline = _baseline(outcome, row)
+    return row.mean / baseline.mean - 1 if baseline and row.mean is not None and baseline.mean else None
+
+
+def _published_effect(outcome: Outcome, row: Row) -> float | None:
+    baseline = _baseline(outcome, row)
+    if baseline is None or baseline.paper is None or row.paper is None:
+        return None
+    return row.paper.mean / baseline.paper.mean - 1 if baseline.paper.mean else None
+
+
+def _baseline(outcome: Outcome, row: Row) -> Row | None:
+    label = outcome.baselines.get(row.label)
+    return next((other for other in outcome.rows if other.label == label), None)
+
+
+def _verdicts(outcome: Outcome, row: Row) -> str:
+    """Numbered as the claims are, where there are several."""
+    found = [(i, SHORT[v.outcome]) for i, v in enumerate(outcome.verdicts, 1) if v.claim.variant == row.label]
+    return "; ".join(f"{i}: {short}" if len(outcome.verdicts) > 1 else short for i, short in found)

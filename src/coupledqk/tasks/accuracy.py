@@ -1,0 +1,22 @@
+"""Loss and accuracy of answers."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..loss import IGNORED
+
+
+@torch.no_grad()
+def score(answers: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Mean loss and share of right answers, from logits (..., n) and labels (...); labels of −100 do not count."""
+    total, right, count = 0.0, 0, 0
+    for logits, labels in answers:
+        counts = labels != IGNORED
+        logits, labels = logits[counts].float(), labels[counts]
+        total += float(F.cross_entropy(logits, labels, reduction="sum"))
+        right += int((logits.argmax(-1) == labels).sum())
+        count += len(labels)
+    return {"loss": total / count, "accuracy": right / count}

@@ -1,0 +1,49 @@
+"""Adapting a trained language model to other text."""
+
+from collections.abc import Callable
+
+from ..config import AdaptConfig, RunConfig
+from ..data.shards import prepare
+from ..errors import CoupledQKError
+from ..model import TransformerLM
+from ..runs import Run
+from .lm import LanguageModelling
+from .lora import add_lora
+from .models import new_model, run_tokenizer
+
+
+class Adapting(LanguageModelling):
+    """Language modelling that starts from a trained run, reads with its tokenizer and may train a part of the weights."""
+
+    @classmethod
+    def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> "Adapting":
+        task = _adaptation(config)
+        if "coupling" in task.method and config.model.attention.dynamics.method == "none":
+            raise CoupledQKError(
+                f"task.method={task.method!r} trains the dynamics, but the model has none: choose a variant such as "
+                "hamiltonian, with gate=true"
+            )
+        source = Run.open(str(config.init_from))
+        tokenizer = run_tokenizer(source)
+        if tokenizer.name != task.tokenizer:
+            raise CoupledQKError(
+                f"tokenizer={task.tokenizer!r}, but {source.path} reads {tokenizer.name}: set tokenizer={tokenizer.name}"
+            )
+        return cls(config, prepare(task, on_bytes, tokenizer))
+
+    def build_model(self) -> TransformerLM:
+        task, model = _adaptation(self.config), new_model(self.config)
+        if task.method == "full":
+            return model
+        model.requires_grad_(False)
+        if "lora" in task.method:
+            add_lora(model, task.rank, self.config.seed)
+        if "coupling" in task.method:
+            for block in model.blocks:
+                block.get_submodule("attn.dynamics").requires_grad_(True)
+        return model
+
+
+def _adaptation(config: RunConfig) -> AdaptConfig:
+    assert isinstance(config.task, AdaptConfig)
+    return config.task

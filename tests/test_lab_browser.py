@@ -1,0 +1,68 @@
+"""The laboratory's report in a real browser with the network off."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from browser import Browser, running_browser
+from coupledqk.report.lab_page import write_report
+from test_browser import luminance
+from test_lab_report import make_outcome, with_status
+from test_report import HOSTILE
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    yield from running_browser(tmp_path_factory.mktemp("profile"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    failed = with_status(make_outcome(), "euler", 2, "failed", "the loss is not finite" + "x" * 200)
+    hostile = make_outcome(experiment="controls", title=HOSTILE, caption=HOSTILE, answer=(HOSTILE,), command=HOSTILE)
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    write_report([failed, hostile], file)
+    return file
+
+
+def test_tables_are_filled_and_curves_drawn_without_a_complaint_or_a_request(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    cells = browser.evaluate("[...document.querySelectorAll('table.lab td.r')].map(cell => cell.textContent.trim())")
+    assert len(cells) > 40
+    assert all(cells)
+    assert browser.evaluate("document.querySelectorAll('.claims tbody tr').length") == 4
+    lengths = browser.evaluate("[...document.querySelectorAll('.series .line')].map(line => line.getTotalLength())")
+    assert len(lengths) == 2 * (3 + 2 + 3)
+    assert all(length > 100 for length in lengths)
+    heights = browser.evaluate("[...document.querySelectorAll('.series .band')].map(band => band.getBBox().height)")
+    assert len(heights) == len(lengths)
+    assert all(height > 0 for height in heights)
+    assert browser.complaints() == []
+    assert [request["request"]["url"] for request in browser.heard("Network.requestWillBeSent")] == [page.as_uri()]
+
+
+def test_a_claim_leads_to_its_experiment(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.click(".claims tbody tr:last-child a")
+    browser.wait_for("Math.abs(document.querySelector('#experiment-2').getBoundingClientRect().top) < 5")
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 700, 1400])
+def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -> None:
+    browser.open(page, width)
+    browser.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    blocks = "[...document.querySelectorAll('h1, h2, h3, p, li, svg, .wide, dd')]"
+    assert max(browser.evaluate(f"{blocks}.map(block => block.getBoundingClientRect().right)")) <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_the_paper(scheme: str, browser: Browser, page: Path) -> None:
+    browser.open(page, scheme=scheme)
+    text = "document.querySelectorAll('p, a, td, th, li, .why, .verdict, dt, dd, summary')"
+    paper = luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    for colour in set(browser.evaluate(f"[...{text}].map(element => getComputedStyle(element).color)")):
+        dim, bright = sorted([luminance(colour), paper])
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{colour} in {scheme} mode"

@@ -1,0 +1,401 @@
+"""A report says what the outcome files say: the same numbers on the page, in Markdown and in LaTeX, and nothing as markup."""
+
+import dataclasses
+import json
+import math
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from coupledqk.cli import main
+from coupledqk.errors import CoupledQKError
+from coupledqk.lab.changes import with_changes
+from coupledqk.lab.verdicts import Claim, judge_all
+from coupledqk.recipes import recipe
+from coupledqk.report.curves import panels
+from coupledqk.report.figures import write_figures
+from coupledqk.report.lab_page import html_report, latex_report, markdown_report, write_report
+from coupledqk.report.outcome import (
+    CellRecord,
+    Metric,
+    Origin,
+    Outcome,
+    Published,
+    Row,
+    VerdictRecord,
+    decode,
+    read,
+    read_all,
+    to_json,
+    write,
+)
+from coupledqk.report.tables import Table, costs_table, latex, markdown, results_table
+from coupledqk.schema import to_dict
+from test_report import HOSTILE, elements, make_run, text_of
+
+MEANS = {"standard": 40.0, "euler": 39.0, "diff": 39.9}
+PAPER = {"standard": Published(24.22, 0.12, 3), "euler": Published(22.55, 0.04, 3)}
+STEPS = range(100, 1001, 100)
+CLAIMS = (
+    Claim("euler is better than standard", "lower", "euler", "standard", paper_effect=-0.069, primary=True),
+    Claim("diff is better than standard", "lower", "diff", "standard", paper_effect=-0.012),
+)
+
+
+def make_outcome(
+    means: dict[str, float] = MEANS,
+    seeds: Sequence[int] = range(5),
+    claims: Sequence[Claim] = CLAIMS,
+    noise: float = 0.2,
+    **changed: Any,
+) -> Outcome:
+    """Made-up runs: seeds move all rows alike by about 1%, and each run by `noise` of its own."""
+    draw = random.Random(0)
+    shared = {seed: draw.gauss(0, 0.4) for seed in seeds}
+    values = {
+        label: {seed: mean + shared[seed] + draw.gauss(0, noise) for seed in seeds} for label, mean in means.items()
+    }
+    outcome = Outcome(
+        experiment="ablation",
+        title="Structural ablation",
+        source="Table 1 of the paper",
+        caption="Attentions that differ in whether queries and keys move together before scoring.",
+        scale="mini",
+        date="2026-11-15",
+        command="coupledqk reproduce ablation --scale mini",
+        metric=Metric("perplexity", "best.perplexity", "lower", "exp of the mean loss per bpe:1024 token"),
+        rows=tuple(make_row(label, found) for label, found in values.items()),
+        verdicts=tuple(decode(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(claims, values)),
+        cells=tuple(make_cell(label, seed, found[seed]) for label, found in values.items() for seed in found),
+        config=to_dict(recipe("mini")),
+        origin=Origin("5b1a333", "2 cores", {"torch": "2.13.0"}, {"python-stdlib": "c0ffee" * 8}),
+    )
+    return with_changes(dataclasses.replace(outcome, **changed))
+
+
+def make_row(label: str, values: dict[int, float]) -> Row:
+    found = list(values.values())
+    return Row(
+        label=label,
+        seeds=values,
+        mean=fmean(found) if found else None,
+        std=stdev(found) if len(found) > 1 else None,
+        n=len(found),
+        final={seed: value + 0.1 for seed, value in values.items()},
+        bits_per_byte=2.0123 if found else None,
+        paper=PAPER.get(label),
+        parameters=237_568 if found else None,
+        tokens_per_second=24_000.0 if found else None,
+        seconds=84.0 if found else None,
+    )
+
+
+def make_cell(label: str, seed: int, final: float) -> CellRecord:
+    valid = tuple(
+        (float(step), 2048.0 * step, math.log(value), value) for step in STEPS for value in [final + 3e4 / step]
+    )
+    method = {} if label == "standard" else {"model.attention.dynamics.method": label}
+    return CellRecord(
+        label=label,
+        seed=seed,
+        identity=f"{seed:012x}",
+        name=f"{label}-s{seed}",
+        status="finished",
+        error=None,
+        settings={"seed": seed, **method} if seed else method,
+        train=tuple((step - 50.5, 2048.0 * step, loss + 0.05) for step, _, loss, _ in valid),
+        valid=valid,
+    )
+
+
+def with_status(outcome: Outcome, label: str, seed: int, status: Any, error: str | None = None) -> Outcome:
+    """The same with a cell that did not finish, and so is not in its row."""
+    cells = [
+        dataclasses.replace(c, status=status, error=error, train=c.train[:3], valid=c.valid[:3])
+        if (c.label, c.seed) == (label, seed)
+        else c
+        for c in outcome.cells
+    ]
+    rows = [
+        make_row(label, {s: value for s, value in row.seeds.items() if s != seed}) if row.label == label else row
+        for row in outcome.rows
+    ]
+    return with_changes(dataclasses.replace(outcome, cells=tuple(cells), rows=tuple(rows)))
+
+
+# --- the outcome file -------------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
+    outcome = make_outcome()
+    write(outcome, tmp_path / "ablation-mini.json")
+    assert read(tmp_path / "ablation-mini.json") == outcome
+    assert to_json(read(tmp_path / "ablation-mini.json")) == (tmp_path / "ablation-mini.json").read_text()
+
+
+def test_a_diverged_run_is_null_in_the_file_and_no_number_again_when_read(tmp_path: Path) -> None:
+    row = dataclasses.replace(make_row("euler", {0: 3.0}), seeds={0: math.nan, 1: 3.0}, std=math.nan)
+    write(make_outcome(rows=(row,)), tmp_path / "o.json")
+    plain = json.loads((tmp_path / "o.json").read_text(), parse_constant=pytest.fail)
+    assert plain["rows"][0]["seeds"] == {"0": None, "1": 3.0}
+    assert plain["rows"][0]["std"] is None
+    again = read(tmp_path / "o.json").rows[0].seeds
+    assert math.isnan(again[0])
+    assert again[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data.pop("metric"), "is damaged: metric is missing"),
+        (lambda data: data.update(metrics=1), "is damaged: unknown key 'metrics': did you mean 'metric'"),
+        (lambda data: data["rows"][0].update(mean="high"), r"is damaged: rows\[0\].mean is 'high', expected float"),
+        (lambda data: data["cells"][3].update(status="dead"), r"is damaged: unknown cells\[3\].status 'dead'"),
+        (lambda data: data["rows"][0].update(seeds={"a": 1.0}), "expected keys of type int"),
+        (lambda data: data.update(rows={}), "is damaged: rows is {}, expected tuple"),
+        (lambda data: data.update(format=2), "has format 2, this version reads 1"),
+        (lambda data: data.pop("experiment"), "is not the outcome of an experiment"),
+    ],
+)
+def test_a_damaged_file_says_where(damage: Any, says: str, tmp_path: Path) -> None:
+    data = json.loads(to_json(make_outcome()))
+    damage(data)
+    (tmp_path / "o.json").write_text(json.dumps(data))
+    with pytest.raises(CoupledQKError, match=f"{re.escape(str(tmp_path / 'o.json'))} .*{says}"):
+        read(tmp_path / "o.json")
+
+
+def test_a_torn_or_missing_file_is_named_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("[1, 2]")
+    write(make_outcome(), tmp_path / "b.json")
+    write(make_outcome(experiment="controls"), tmp_path / "a.json")
+    assert [outcome.experiment for outcome in read_all(tmp_path)] == ["controls", "ablation"]
+    (tmp_path / "torn.json").write_text(to_json(make_outcome())[:500])
+    with pytest.raises(CoupledQKError, match=r"torn.json is damaged"):
+        read_all(tmp_path)
+    with pytest.raises(CoupledQKError, match=r"nowhere.json: no such file"):
+        read(tmp_path / "nowhere.json")
+
+
+def test_a_row_is_held_against_the_primary_claims_baseline_on_its_own_task() -> None:
+    labels = ["standard on a", "euler on a", "diff on a", "standard on b", "euler on b", "diff on b"]
+    claim = Claim(
+        "gains more on a than on b",
+        "interaction",
+        "euler on a",
+        "standard on a",
+        elsewhere=("euler on b", "standard on b"),
+        paper_effect=-0.1,
+        primary=True,
+    )
+    outcome = make_outcome(dict.fromkeys(labels, 40.0), claims=[claim])
+    cells = [dataclasses.replace(c, settings={"task.corpus": c.label[-1]}) for c in outcome.cells]
+    assert dataclasses.replace(outcome, cells=tuple(cells)).baselines == {
+        label: f"standard on {label[-1]}" for label in labels if not label.startswith("standard")
+    }
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_our_numbers_beside_the_papers_and_the_verdict() -> None:
+    outcome = make_outcome()
+    table = results_table(outcome)
+    euler = dict(zip(table.head, table.rows[1], strict=True))
+    row = outcome.rows[1]
+    assert row.mean is not None
+    assert row.change is not None
+    assert euler["perplexity here"] == f"{row.mean:.2f} ± {row.std:.2f}"
+    assert euler["perplexity in the paper"] == "22.55 ± 0.04 (3)"
+    assert euler["change there"] == "−6.90%"
+    differences = [row.seeds[seed] - outcome.rows[0].seeds[seed] for seed in row.seeds]
+    assert euler["against standard"] == f"{100 * fmean(differences) / outcome.rows[0].mean:+.2f}%".replace("-", "−")
+    assert row.change.interval[0] < row.change.effect < row.change.interval[1] < 0
+    assert euler["verdict"] == "1: holds"
+    assert dict(zip(table.head, table.rows[0], strict=True))["verdict"] == ""
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"[+-]?\d[\d,.]*", text.replace("−", "-").replace("$-$", "-"))
+
+
+def test_markdown_latex_and_the_page_say_the_same_numbers() -> None:
+    outcome = make_outcome()
+    page = html_report([outcome])
+    for table in (results_table(outcome), costs_table(outcome)):
+        cells = [cell for row in (table.head, *table.rows) for cell in row]
+        in_markdown = [line for line in markdown(table).splitlines() if not line.startswith("| ---")]
+        in_latex = latex(table).partition(r"\toprule")[2]
+        assert numbers(" ".join(in_markdown)) == numbers(in_latex) == numbers(" ".join(cells)) != []
+        assert all(cell in text_of(page) for cell in cells)
+
+
+def test_text_is_escaped_in_each_format() -> None:
+    table = Table("50% & more", ("a_b", "c|d"), (("x*y<b>", r"{\cmd}$1 ±−×"),), "lr")
+    assert markdown(table).splitlines()[0] == r"| a_b | c\|d |"
+    assert markdown(table).splitlines()[2] == r"| x\*y&lt;b> | {\\cmd}$1 ±−× |"
+    assert r"\caption{50\% \& more}" in latex(table)
+    assert r"x*y<b> & \{\textbackslash{}cmd\}\$1 $\pm$$-$$\times$ \\" in latex(table)
+
+
+def test_columns_in_which_nothing_is_said_are_left_out() -> None:
+    outcome = make_outcome({"kick": 40.0, "drift": 40.0}, claims=[])
+    assert results_table(outcome).head == ("", "perplexity here", "seeds")
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_means_over_seeds_in_a_band_that_holds_every_seed() -> None:
+    outcome = make_outcome()
+    validation, change, training = panels(outcome)
+    assert [series.name for series in validation.series] == ["standard", "euler", "diff"]
+    last = [cell.valid[-1][3] for cell in outcome.cells if cell.label == "euler"]
+    assert validation.series[1].points[-1] == (1000, pytest.approx(fmean(last)))
+    assert validation.series[1].band[-1] == (min(last), max(last))
+    assert training.series[0].points[0][0] == 49.5
+    assert [series.name for series in change.series] == ["euler", "diff"]
+    theirs = [cell.valid[-1][3] for cell in outcome.cells if cell.label == "standard"]
+    changes = [100 * (a / b - 1) for a, b in zip(last, theirs, strict=True)]
+    assert change.series[0].points[-1][1] == pytest.approx(fmean(changes)), "seed by seed"
+
+
+def test_many_rows_are_spread_over_charts_that_all_show_the_baseline_and_no_row_changes_its_look() -> None:
+    outcome = make_outcome({"standard": 40.0} | {f"control {i}": 39.0 for i in range(8)})
+    validation = [panel for panel in panels(outcome) if panel.name.startswith("validation")]
+    assert [len(panel.series) for panel in validation] == [6, 4]
+    assert [panel.series[0].name for panel in validation] == ["standard", "standard"]
+    assert [series.look for panel in validation for series in panel.series] == [0, 1, 2, 3, 4, 5, 0, 6, 7, 8]
+
+
+def test_an_unfinished_seed_is_not_averaged_with_finished_ones() -> None:
+    outcome = with_status(make_outcome(), "euler", 1, "interrupted")
+    assert panels(outcome)[0].series[1].points[-1][0] == 1000
+    alone = with_status(make_outcome(seeds=[1]), "euler", 1, "interrupted")
+    assert panels(alone)[0].series[1].points[-1][0] == 300, "better than nothing"
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_counts_the_claims_and_says_why() -> None:
+    outcome = make_outcome()
+    text = text_of(html_report([outcome, make_outcome(experiment="controls", title="Controls")]))
+    outcomes = [verdict.outcome for verdict in outcome.verdicts]
+    assert outcomes == ["holds here", "cannot tell with this many seeds"]
+    assert "4 claims: 2 hold here, 0 do not, 2 cannot be told." in text
+    assert text.count(outcome.verdicts[0].sentence) == 2
+    for known in ("5b1a333", "2 cores", "c0ffee" * 8, "2.13.0", "coupledqk reproduce ablation --scale mini"):
+        assert known in text
+    assert "exp of the mean loss per bpe:1024 token" in text
+    assert "where the rows differ standard euler diff" in text
+
+
+def test_what_failed_and_what_is_missing_is_said() -> None:
+    outcome = with_status(make_outcome(), "euler", 2, "failed", "the loss is not finite at step 30")
+    outcome = with_status(outcome, "diff", 4, "waiting")
+    for report in (text_of(html_report([outcome])), markdown_report([outcome])):
+        assert "euler, seed 2, failed: the loss is not finite at step 30" in report
+        assert "Not finished: diff, seed 4 (waiting)." in report
+        assert "4 of 5" in report
+
+
+def test_a_row_without_any_run_has_dashes_and_breaks_nothing() -> None:
+    outcome = make_outcome(seeds=[0])
+    outcome = with_status(outcome, "euler", 0, "waiting")
+    outcome = dataclasses.replace(
+        outcome,
+        cells=tuple(dataclasses.replace(c, train=(), valid=()) if c.label == "euler" else c for c in outcome.cells),
+    )
+    assert results_table(outcome).rows[1][1:4] == ("–", "0 of 1", "–")
+    page = html_report([outcome])
+    assert "One seed cannot carry a claim" in text_of(page)
+    charts = re.findall("<svg.*?</svg>", page, re.DOTALL)
+    assert [curve.get("data-name") for curve in elements(charts[0], "g", "series")] == ["standard", "diff"]
+    markdown_report([outcome])
+    latex_report([outcome])
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    hostile = dataclasses.replace(make_outcome(), title=HOSTILE, caption=HOSTILE, command=HOSTILE, answer=(HOSTILE,))
+    rows = tuple(dataclasses.replace(row, label=f"{HOSTILE}{i}") for i, row in enumerate(hostile.rows))
+    page = html_report([dataclasses.replace(hostile, rows=rows, config={HOSTILE: HOSTILE}), hostile])
+    assert len(re.findall("<script", page)) == 1, "the page's own"
+    assert "<img" not in page
+    assert "\x00" not in page
+
+
+def test_the_page_asks_for_nothing_from_outside() -> None:
+    page = html_report([make_outcome(), make_outcome()])
+    assert set(re.findall(r"""[a-z]+:?//[^\s"'<]+""", page)) <= {"http://www.w3.org/2000/svg"}
+    assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', page))
+    assert not re.search(r"""\b(src|url|@import)\s*[=(]""", page)
+
+
+def test_the_same_outcomes_give_the_same_bytes() -> None:
+    assert html_report([make_outcome()]) == html_report([make_outcome()])
+
+
+def test_figures_are_svg_and_pdf_and_markdown_shows_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    outcome = make_outcome()
+    written = write_figures([outcome], tmp_path / "figures")
+    kinds = ("validation", "change", "training")
+    assert [p.name for p in written] == [f"ablation-mini-{kind}.{end}" for kind in kinds for end in ("svg", "pdf")]
+    assert written[0].read_text().startswith("<svg")
+    assert written[1].read_bytes().startswith(b"%PDF")
+    write_report([outcome], tmp_path / "docs" / "results.md", tmp_path / "figures")
+    shown = re.findall(r"!\[.*\]\((.*)\)", (tmp_path / "docs" / "results.md").read_text())
+    assert [(tmp_path / "docs" / path).resolve() for path in shown] == written[::2]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_takes_files_and_folders_and_writes_what_the_ending_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(make_outcome(), tmp_path / "lab" / "ablation-mini.json")
+    write(make_outcome(experiment="controls"), tmp_path / "lab" / "controls-mini.json")
+    main(["report", str(tmp_path / "lab"), "-o", str(tmp_path / "r.html")])
+    assert "4 claims" in capsys.readouterr().out
+    assert "2 experiments" in (tmp_path / "r.html").read_text()
+    main(["report", str(tmp_path / "lab" / "ablation-mini.json"), "--out", str(tmp_path / "r.tex")])
+    assert (tmp_path / "r.tex").read_text().count(r"\begin{tabular}") == 3
+
+
+def test_the_command_takes_run_folders_too(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / name, name) for name in ("euler", "standard")]
+    main(["report", *map(str, runs), "-o", str(tmp_path / "a.html")])
+    main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "b.html")])
+    assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "report on what?"),
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["empty"], "found no outcome of an experiment and no run there"),
+        (["lab", "run"], "run holds no outcome, others do"),
+        (["lab", "-o", "report.pdf"], "expected a file name that ends in .html, .md, .tex"),
+        (["run", "-o", "run.md"], "run folders are reported as a page"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    write(make_outcome(), tmp_path / "lab" / "ablation-mini.json")
+    make_run(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        main(["report", *arguments])
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -1,0 +1,295 @@
+"""A grid runs, dies, resumes and reports."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from coupledqk.cli import main
+from coupledqk.lab.cells import Plan, failure, make_plan, status
+from coupledqk.lab.engine import LocalPool, Message
+from coupledqk.lab.experiment import load, parse
+from coupledqk.lab.outcomes import outcome, thinned
+from coupledqk.lab.runner import Grid, check_seeds, run_grid, stale
+from coupledqk.report.outcome import read
+from coupledqk.tasks.running import train_run
+from coupledqk.training.logs import RunLog
+
+EXPERIMENT = """
+title = "A small grid"
+source = "beyond the paper"
+metric = "perplexity"
+caption = "Nothing about attention."
+[mini]
+recipe = "mini"
+seeds = [0, 1, 2]
+seeds_of."standard, lr 1e+20" = [0]
+[mini.settings]
+corpus = "CORPUS"
+d_model = 16
+n_heads = 2
+n_layers = 1
+d_ff = 16
+vocab_size = 257
+n_positions = 16
+tokenizer = "bytes"
+max_tokens = 4_000
+max_valid_tokens = 400
+seq_len = 16
+batch_size = 4
+steps = 100
+warmup = 5
+eval_every = 50
+log_every = 5
+"runtime.save_every" = 10
+"runtime.device" = "cpu"
+[[grid]]
+variant = ["standard", "hamiltonian"]
+[[grid]]
+label = "{variant}, lr {lr}"
+variant = ["standard"]
+axes.lr = [1e20]
+[[claims]]
+text = "Coupling lowers perplexity"
+kind = "lower"
+variant = "hamiltonian"
+baseline = "standard"
+primary = true
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
+    text = "".join(f"{i} times {j} is {i * j}.\n" for i in range(40) for j in range(20))
+    path = tmp_path / "products.txt"
+    path.write_text(text)
+    return path
+
+
+def plan_of(corpus: Path, text: str = EXPERIMENT, seeds: tuple[int, ...] = ()) -> Plan:
+    return make_plan(parse("small", text.replace("CORPUS", str(corpus))), "mini", corpus.parent / "lab", seeds)
+
+
+class Watch:
+    """An overview that notes how cells end and may act when one takes steps."""
+
+    def __init__(self, on_step=lambda cell: None) -> None:
+        self.on_step, self.endings = on_step, {}
+
+    def begin(self, cells, finished):
+        self.to_do, self.finished = len(cells), finished
+
+    def started(self, cell): ...
+
+    def step(self, cell, step):
+        self.on_step(cell)
+
+    def ended(self, cell, run, how, error):
+        self.endings[cell.label, cell.seed] = how
+
+    def end(self): ...
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with the time of its last change."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
+    """The smoke test: 2 variants × 3 seeds run, die, resume and report."""
+    plan, engine = plan_of(corpus), LocalPool(1)
+    victim = ("hamiltonian", 1)
+
+    def kill(cell):
+        if (cell.label, cell.seed) == victim:
+            os.kill(engine.workers[0].process.pid, signal.SIGKILL)
+
+    first = Watch(kill)
+    run_grid(grid := Grid.of([plan]), engine, first)
+    assert first.endings.pop(victim) == "interrupted"
+    assert first.endings.pop(("standard, lr 1e+20", 0)) == "failed"
+    assert set(first.endings.values()) == {"finished"}
+    assert len(first.endings) == 5
+    assert "SIGKILL" in next(why for name, why in grid.troubles.items() if "hamiltonian" in name)
+
+    found = read(plan.outcome)
+    assert sorted(cell.status for cell in found.cells) == ["failed", *["finished"] * 5, "interrupted"]
+    assert [(row.label, row.n) for row in found.rows] == [
+        ("standard", 3),
+        ("hamiltonian", 2),
+        ("standard, lr 1e+20", 0),
+    ]
+    assert "diverge" not in found.verdicts[0].sentence
+    assert "hamiltonian has no run with seed 1" in found.verdicts[0].sentence
+    error = next(cell.error for cell in found.cells if cell.status == "failed")
+    assert error is not None
+    assert "lower lr" in error
+
+    finished = [plan.run(cell).path for cell in plan.cells if plan.run(cell).result]
+    before = {path: contents(path) for path in finished}
+    run_grid(Grid.of([plan]), LocalPool(1), second := Watch())
+    assert second.finished == 5
+    assert second.endings == {victim: "finished", ("standard, lr 1e+20", 0): "failed"}
+    assert {path: contents(path) for path in finished} == before
+    whole = read(plan.outcome)
+    assert [row.n for row in whole.rows] == [3, 3, 0]
+    assert whole.verdicts[0].evidence is not None
+    assert str(corpus.parent) not in plan.outcome.read_text()
+
+    cell = next(cell for cell in plan.cells if (cell.label, cell.seed) == victim)
+    straight = train_run(cell.config, corpus.parent / "straight", lambda run: [RunLog(run, 5)])
+    assert straight.records("valid") == plan.run(cell).records("valid")
+
+
+def test_asked_to_stop_every_cell_is_saved_and_goes_on_later(corpus):
+    plan = plan_of(corpus, EXPERIMENT.replace("steps = 100", "steps = 400"), seeds=(0,))
+    asked = []
+    watch = Watch(asked.append)
+    run_grid(Grid.of([plan]), LocalPool(1), watch, stop=lambda: bool(asked))
+    assert watch.endings == {("standard", 0): "interrupted"}
+    run = plan.run(plan.cells[0])
+    assert status(run) == "interrupted"
+    assert list((run.path / "checkpoints").iterdir())
+    assert [status(plan.run(cell)) for cell in plan.cells[1:]] == ["waiting", "waiting"]
+
+
+def test_a_corpus_too_small_for_the_grid_fails_its_cells_in_a_line(corpus):
+    plan = plan_of(corpus, EXPERIMENT.replace("4_000", "4_000_000"), seeds=(0,))
+    run_grid(Grid.of([plan]), LocalPool(1), Watch())
+    errors = {failure(plan.run(cell))["error"] for cell in plan.cells}
+    assert len(errors) == 1
+    assert "too small for this experiment" in errors.pop()
+
+
+class Pretend:
+    """An engine that trains nothing: what ends well gets a result."""
+
+    def __init__(self, failing: str = "", jobs: int = 1) -> None:
+        self.failing, self.jobs, self.started, self.messages = failing, jobs, [], []
+
+    def free(self):
+        return self.jobs - len(self.messages)
+
+    def start(self, config, folder):
+        folder.mkdir(parents=True)
+        (folder / "config.toml").touch()
+        self.started.append(folder.name)
+        fails = self.failing and self.failing in folder.name
+        if not fails:
+            record = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5}
+            result = {"best": record, "final": record, "seconds": 1.0, "tokens_per_second": 9.0, "definition": "d"}
+            (folder / "result.json").write_text(json.dumps(result))
+            about = {"corpus": "c", "hash": "h"}
+            info = {"parameters": 1, "corpus": about, "commit": None, "machine": "m", "versions": {}, "started": "s"}
+            (folder / "info.json").write_text(json.dumps(info))
+        self.messages.append(Message(folder, "failed" if fails else "finished", error="no luck" if fails else None))
+
+    def wait(self, seconds):
+        yield self.messages.pop(0)
+
+    def stop(self): ...
+
+    def close(self): ...
+
+
+def test_what_a_cell_starts_from_is_trained_before_it(tmp_path):
+    plan = make_plan(load("glue"), "mini", tmp_path)
+    run_grid(Grid.of([plan]), engine := Pretend(jobs=2), Watch())
+    assert len(engine.started) == 24
+    for cell in plan.cells:
+        assert cell.needs is not None
+        assert engine.started.index(cell.needs.name) < engine.started.index(cell.name)
+    run_grid(Grid.of([plan]), again := Pretend(), Watch())
+    assert again.started == []
+
+
+def test_a_cell_whose_start_failed_is_not_tried(tmp_path):
+    plan = make_plan(load("glue"), "mini", tmp_path)
+    run_grid(grid := Grid.of([plan]), engine := Pretend(failing="wikitext-2-gqa"), Watch())
+    assert not any(name.startswith("sst2-gqa") for name in engine.started)
+    assert sum("starts from wikitext-2-gqa" in why for why in grid.troubles.values()) == 3
+    assert sum(name.startswith("sst2-") for name in engine.started) == 9
+
+
+def test_cells_that_experiments_share_are_trained_once(tmp_path):
+    plans = [make_plan(load(name), "mini", tmp_path) for name in ("ablation", "convergence-60m", "mlp-capacity")]
+    run_grid(Grid.of(plans), engine := Pretend(), Watch())
+    assert len(engine.started) == len(set(engine.started)) == 40
+    assert all(cell.status == "finished" for plan in plans for cell in read(plan.outcome).cells)
+
+
+def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
+    plan = plan_of(corpus)
+    run_grid(Grid.of([plan]), Pretend(), Watch())
+    assert stale(plan) == []
+    assert stale(plan_of(corpus, seeds=(0,))) == []
+    edited = plan_of(corpus, EXPERIMENT.replace("axes.lr = [1e20]", "axes.lr = [1e19]").replace("+20", "+19"))
+    left_over = [cell.name for cell in plan.cells if cell.label.startswith("standard, lr")]
+    assert stale(edited) == left_over
+    run_grid(Grid.of([edited]), engine := Pretend(), Watch())
+    assert len(engine.started) == 1
+    assert (plan.out / "runs" / left_over[0]).is_dir()
+
+
+def test_one_seed_is_said_to_be_too_few(corpus):
+    assert check_seeds(plan_of(corpus, seeds=(0, 1))) is None
+    assert "a test needs two" in (check_seeds(plan_of(corpus, seeds=(0,))) or "")
+
+
+def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
+    plan = plan_of(corpus, EXPERIMENT.replace('variant = "hamiltonian"', 'variant = "standard, lr 1e+20"'))
+    run_grid(Grid.of([plan]), Pretend(), Watch())
+    cell = plan.cells[-1]
+    (plan.run(cell).path / "result.json").unlink()
+    (plan.run(cell).path / "error.json").write_text(json.dumps({"error": "the loss became nan", "diverged": True}))
+    found = outcome(plan)
+    assert found.rows[-1].mean is None
+    assert "diverged with seed 0" in found.verdicts[0].sentence
+
+
+def test_tokens_to_reach_are_interpolated_between_evaluations(tmp_path):
+    plan = make_plan(load("tokens-to-reach"), "mini", tmp_path, seeds=(0,))
+    run_grid(Grid.of([plan]), Pretend(), Watch())
+    losses = {
+        "standard": [4.0, 3.0, 2.0],
+        "hamiltonian": [3.0, 1.0, 0.5],
+        "euler": [4.0, 3.0, 2.5],
+        "diff": [2.0, 1, 1],
+    }
+    for cell in plan.cells:
+        path = plan.run(cell).path
+        records = [
+            {"kind": "valid", "step": n, "tokens": 100 * n, "loss": loss, "perplexity": 1.0}
+            for n, loss in enumerate(losses[cell.label], start=1)
+        ]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        result = plan.run(cell).result
+        result["final"]["loss"] = losses[cell.label][-1]
+        (path / "result.json").write_text(json.dumps(result))
+    found = {row.label: row.mean for row in outcome(plan).rows}
+    assert found == {"standard": 300, "diff": 100, "euler": None, "hamiltonian": 150}
+
+
+def test_a_curve_is_thinned_by_means_and_keeps_its_mean():
+    curve = [(float(n), float(n * n)) for n in range(600)]
+    thin = thinned(curve)
+    assert len(thin) == 60
+    assert sum(y for _, y in thin) / 60 == pytest.approx(sum(y for _, y in curve) / 600)
+    assert thinned(curve[:7]) == tuple(curve[:7])
+    assert thinned([]) == ()
+
+
+def test_status_and_measures_before_anything_is_trained(tmp_path, capsys):
+    main(["reproduce", "ablation", "--status", "--out", str(tmp_path)])
+    assert "waiting" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["reproduce", "rank", "--out", str(tmp_path)])
+    assert "coupledqk reproduce ablation --scale mini" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["reproduce", "smoke", "--jobs", "0", "--out", str(tmp_path)])
+    assert "--jobs 0: expected at least 1" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
