@@ -1,8 +1,8 @@
 """How fast a corpus is prepared, against tiktoken alone, and in how much memory.
 
-Our time is all of `prepare` from an empty cache: reading, checking and splitting the text, encoding, hashing, writing, and
-verifying what was written. Tiktoken's is the encoding of the same documents, which lie in memory, on as many threads as there
-are cores. The two alternate; each round gives a ratio.
+Our time is all of `prepare` from an empty cache: reading, checking and splitting the text, encoding, hashing, and writing to
+disk. Tiktoken's is the encoding of the same documents, which lie in memory, on as many threads as there are cores. The
+two alternate; each round gives a ratio.
 
     python benchmarks/tokenization.py --megabytes 64
     python benchmarks/tokenization.py --megabytes 1000 --rounds 3

@@ -10,7 +10,7 @@ from conftest import double_randn, stir
 from coupledqk import Attention, rope_at
 from coupledqk.config import ScoringConfig
 from coupledqk.layers import RMS_EPS
-from coupledqk.scoring import build_scoring
+from coupledqk.scoring import blocks, build_scoring
 from coupledqk.variants import variant
 
 SCORINGS = {
@@ -51,6 +51,35 @@ def test_fast_equals_plain_forward_and_backward(name, group_size, visible):
     cotangent = double_randn(*fast.shape)
     fast_gradients, plain_gradients = (torch.autograd.grad(out, wanted, cotangent) for out in (fast, plain))
     torch.testing.assert_close(fast_gradients, plain_gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 18], ids=["head by head", "all heads"])
+@pytest.mark.parametrize("rows", [1, 2, T, T + 1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+@pytest.mark.parametrize("name", ["differential", "official"])
+def test_blocks_equal_plain_forward_and_backward(name, group_size, causal, rows, chunk, monkeypatch):
+    for setting, value in {"WORTH_BLOCKS": 1, "ROWS": rows, "CHUNK": chunk}.items():
+        monkeypatch.setattr(blocks, setting, value)
+    with sdpa_kernel(SDPBackend.OVERRIDEABLE):  # a call of the flash kernel would be an error
+        test_fast_equals_plain_forward_and_backward(name, group_size, "causal" if causal else "all")
+
+
+def test_blocks_are_as_exact_as_flash(monkeypatch):
+    scoring = build("differential").float()
+    q, k, v = (torch.randn(2, 200, 2 * H, WIDTH, requires_grad=True) for _ in range(3))
+    wanted, results = [q, k, v, scoring.lam], {}
+    for way, worth in {"blocks": 1, "flash": 10**6}.items():
+        monkeypatch.setattr(blocks, "WORTH_BLOCKS", worth)
+        out = scoring(q, k, v, causal=True)
+        results[way] = [out, *torch.autograd.grad(out.square().sum(), wanted)]
+    exact, (q, k, v) = build("differential"), (x.detach().double().requires_grad_() for x in (q, k, v))
+    exact.load_state_dict(scoring.state_dict())
+    out = exact.plain(q, k, v, causal=True)[0]
+    expected = [out, *torch.autograd.grad(out.square().sum(), [q, k, v, exact.lam])]
+    for mine, flash, truth in zip(results["blocks"], results["flash"], expected, strict=True):
+        error, allowed = ((x - truth).norm() / truth.norm() for x in (mine, flash))
+        assert error <= 1.1 * allowed + 1e-6
 
 
 @pytest.mark.parametrize("group_size", [1, 2])

@@ -12,12 +12,12 @@ import os
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from ..config import DataConfig
 from ..errors import CoupledQKError
@@ -93,7 +93,7 @@ def prepare(
             raise CoupledQKError(
                 f"cannot write {folder}: {error.strerror}; set COUPLEDQK_CACHE to another folder"
             ) from error
-        found = _open(folder, corpus)
+        found = _open(folder, corpus, verify=False)  # the checksums were taken from what was written a moment ago
     return _first_part(_first_part(found, "train", config.max_tokens), "valid", config.max_valid_tokens)
 
 
@@ -137,14 +137,14 @@ def _open_cached(folder: Path, corpus: Corpus) -> TokenizedCorpus | None:
         return None
 
 
-def _open(folder: Path, corpus: Corpus) -> TokenizedCorpus:
-    """Checks everything: reading a shard for its checksum takes a fraction of the time that training on it does."""
+def _open(folder: Path, corpus: Corpus, verify: bool = True) -> TokenizedCorpus:
+    """Verifying reads everything for its checksum, in a fraction of the time that training on it takes."""
     try:
         header = json.loads((folder / "header.json").read_bytes())
         if header.pop("checksum") != digest(header):
             raise _DamagedError("header.json has another checksum than when it was written")
         for name, checksum in header["checksums"].items():
-            if sha256(folder / name) != checksum:
+            if verify and sha256(folder / name) != checksum:
                 raise _DamagedError(f"{name} has another checksum than when it was written")
         splits = {split: SplitInfo(**header["splits"][split]) for split in SPLITS}
         tokenizer = from_json((folder / "tokenizer.json").read_text())
@@ -184,8 +184,8 @@ def _build(corpus: Corpus, tokenizer: Tokenizer | None, name: str, folder: Path,
         }
         done = 0
         for batch in _encoded(corpus, tokenizer):
-            for (split, piece), ids in batch:
-                done += shards[split].append(piece, ids)
+            for split, encoded in batch:
+                done += shards[split].append(encoded)
             if progress:
                 progress(done)
     if not done:
@@ -194,24 +194,45 @@ def _build(corpus: Corpus, tokenizer: Tokenizer | None, name: str, folder: Path,
         "corpus": corpus.name,
         "description": corpus.description,
         "splits": {split: asdict(shard.info()) for split, shard in shards.items()},
-        "checksums": {file.name: sha256(file) for file in folder.iterdir()},
+        "checksums": {
+            "tokenizer.json": sha256(folder / "tokenizer.json"),
+            **{f"{split}.bin": shard.checksum.hexdigest() for split, shard in shards.items()},
+        },
     }
     (folder / "header.json").write_text(json.dumps({**header, "checksum": digest(header)}, indent=1))
 
 
-def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[Iterable[tuple[tuple[str, Piece], NDArray[Any]]]]:
+class _Encoded(NamedTuple):
+    """A stretch of a document."""
+
+    text: bytes
+    ids: bytes
+    """As they are stored."""
+    ends: bool
+    """Whether the document ends with it."""
+
+
+def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[list[tuple[str, _Encoded]]]:
     """The corpus with its token ids, in order, in batches. Threads do the work: the tokenizers' libraries run without
     Python's lock. A few batches wait in line, so that no thread does."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     line = deque()
     with ThreadPoolExecutor(cores) as pool:
         for batch in _batches(corpus.stream()):
-            line.append((batch, pool.submit(tokenizer.encode_batch, [piece.text for _, piece in batch])))
+            line.append(pool.submit(_encode, batch, tokenizer))
             if len(line) > 2 * cores:
-                batch, ids = line.popleft()
-                yield zip(batch, ids.result(), strict=True)
-        for batch, ids in line:
-            yield zip(batch, ids.result(), strict=True)
+                yield line.popleft().result()
+        for batch in line:
+            yield batch.result()
+
+
+def _encode(batch: list[tuple[str, Piece]], tokenizer: Tokenizer) -> list[tuple[str, _Encoded]]:
+    dtype = _dtype(tokenizer)
+    ids = tokenizer.encode_batch([piece.text for _, piece in batch])
+    return [
+        (split, _Encoded(piece.text.encode(), found.astype(dtype).tobytes(), piece.ends))
+        for (split, piece), found in zip(batch, ids, strict=True)
+    ]
 
 
 def _batches(stream: Stream) -> Iterator[list[tuple[str, Piece]]]:
@@ -232,25 +253,29 @@ class _Shard:
 
     def __init__(self, file: BinaryIO, tokenizer: Tokenizer) -> None:
         self.file = file
-        self.dtype = _dtype(tokenizer)
-        self.end_of_text = tokenizer.end_of_text.to_bytes(self.dtype.itemsize, "little")
-        self.content = hashlib.sha256()
-        self.bytes = self.documents = self.document_bytes = 0
+        self.width = _dtype(tokenizer).itemsize
+        self.end_of_text = tokenizer.end_of_text.to_bytes(self.width, "little")
+        self.content, self.checksum = hashlib.sha256(), hashlib.sha256()
+        self.bytes = self.documents = self.tokens = self.document_bytes = 0
 
-    def append(self, piece: Piece, ids: NDArray[Any]) -> int:
+    def append(self, encoded: _Encoded) -> int:
         """Returns the number of bytes of text."""
-        text = piece.text.encode()
+        text, ids, ends = encoded
         self.content.update(text)
         self.document_bytes += len(text)
-        self.file.write(ids.astype(self.dtype).tobytes())
-        if piece.ends:
-            self.file.write(self.end_of_text)
+        self._write(ids)
+        if ends:
+            self._write(self.end_of_text)
             self.content.update(self.document_bytes.to_bytes(8, "little"))
             self.bytes += self.document_bytes
             self.documents += 1
             self.document_bytes = 0
         return len(text)
 
+    def _write(self, ids: bytes) -> None:
+        self.file.write(ids)
+        self.checksum.update(ids)
+        self.tokens += len(ids) // self.width
+
     def info(self) -> SplitInfo:
-        tokens = os.stat(self.file.name).st_size // self.dtype.itemsize
-        return SplitInfo(self.bytes, self.documents, tokens, self.content.hexdigest())
+        return SplitInfo(self.bytes, self.documents, self.tokens, self.content.hexdigest())

@@ -2,7 +2,8 @@
 
 A head is two sub-heads of half the width, in halves order: sub-head i pairs with i + H, for q, k and v alike, and the head's
 value is the pair's side by side. By linearity A₁V − λA₂V is two calls of the fast kernel over all sub-heads, the second
-with the halves of v exchanged; q, k and v keep one width, which the CPU's flash kernel asks for.
+with the halves of v exchanged; q, k and v keep one width, which the CPU's flash kernel asks for. On a CPU long sequences take
+another way, which makes the maps once: `blocks.py`.
 
 Two flavours of λ, both around λ_init = 0.8 − 0.6 exp(−0.3 ℓ) in layer ℓ, counted from 0:
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..initial import Normal, global_normal
+from .blocks import attend_difference, worth_blocks
 from .softmax import attend, attention_weights
 
 OFFICIAL_LAMBDA_STD = 0.1
@@ -50,6 +52,8 @@ class Differential(nn.Module):
         return (self.lam_q1 @ self.lam_k1).exp() - (self.lam_q2 @ self.lam_k2).exp() + self.lam_init
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        if worth_blocks(q, mask):
+            return self._normalise(attend_difference(q, k, v, self.strength(), causal))
         v_left, v_right = v.chunk(2, dim=2)
         own = attend(q, k, v, mask, causal)  # A₁ v_left, A₂ v_right
         other = attend(q, k, torch.cat((v_right, v_left), dim=2), mask, causal)  # A₁ v_right, A₂ v_left
