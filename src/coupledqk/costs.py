@@ -50,7 +50,8 @@ def flops(config: ModelConfig, seq_len: int, fused: bool = False) -> Flops:
     attention, d = config.attention, config.d_model
     d_kv = d // attention.group_size
     keys = (seq_len + 1) / 2 if attention.causal else seq_len
-    maps = 2 if attention.scoring.kind == "differential" else 1  # differential scoring calls the kernel twice
+    # differential scoring calls the kernel twice; only on a CPU are its maps made once
+    maps = 2 if attention.scoring.kind == "differential" else 1
     forward, recomputed = _dynamics_products(config, fused)
     return Flops(
         projections=2 * config.n_layers * d * (2 * d + 2 * d_kv),
