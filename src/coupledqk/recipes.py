@@ -54,18 +54,19 @@ RECIPES: dict[str, RunConfig] = {
             steps=20_000, batch_size=64, seq_len=64, lr=3e-4, warmup=500, weight_decay=0.01, precision="fp32"
         ),
     ),
+    # recall comes suddenly: at this size after 500 to 2,000 steps with 2 pairs, later with more pairs or tokens
     "mqar-mini": RunConfig(
-        model=preset("mini", n_layers=2, vocab_size=64, n_positions=32),
-        task=MQARConfig(n_pairs=4, n_test=1_000),
+        model=preset("mini", n_layers=2, vocab_size=32, n_positions=16),
+        task=MQARConfig(n_pairs=2, n_test=1_000),
         train=TrainConfig(
-            steps=1_500,
+            steps=2_000,
             batch_size=64,
-            seq_len=32,
-            lr=3e-3,
-            warmup=75,
+            seq_len=16,
+            lr=2e-3,
+            warmup=100,
             weight_decay=0.01,
             precision="fp32",
-            eval_every=150,
+            eval_every=100,
         ),
         runtime=RuntimeConfig(save_every=500, threads=1),
     ),

@@ -12,6 +12,7 @@ checkpoints/     step-0001000/ ... and best-0001000/
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -86,7 +87,8 @@ class Run:
         """Only one process at a time writes to a run. The lock goes with the process, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
-            if not _locked(file):
+            # looking at `status` takes the lock for an instant, which is no reason to refuse
+            if not any(_locked(file) or time.sleep(0.05) for _ in range(10)):
                 raise CoupledQKError(
                     f"another process is training into {self.path}: wait for it, or choose another --out"
                 )

@@ -15,6 +15,9 @@ from ..runs import Run, default_name, variant_name
 from .output import mean_and_std, table
 from .train import train_one
 
+DEFAULTS = {"mini": ((2_000,), (1e-3, 2e-3)), "paper": ((10_000, 20_000), (3e-4, 1e-3, 3e-3))}
+"""Steps and learning rates of a scale."""
+
 
 @dataclass(frozen=True)
 class Mqar:
@@ -26,14 +29,14 @@ class Mqar:
     Try it:
 
         coupledqk mqar --seeds 0
-        coupledqk mqar --variants standard euler hamiltonian --pairs 8 --length 64 --steps 4000
+        coupledqk mqar --variants standard euler hamiltonian --pairs 3 --steps 4000
         coupledqk mqar --scale paper --level medium --device cuda
     """
 
     variants: tuple[str, ...] = ("standard", "hamiltonian")
     """The attentions to compare."""
     scale: Literal["mini", "paper"] = "mini"
-    """mini: 2 layers of width 64, 4 pairs in 32 tokens. paper: 6 of width 256, the paper's levels."""
+    """mini: 2 layers of width 64, 2 pairs in 16 of 32 tokens. paper: 6 layers of width 256, 4 pairs in 64 of 64 tokens."""
     level: Literal["easy", "medium", "hard"] | None = None
     """The paper's: 4 pairs in 64 tokens, 8 in 128 or 16 in 256."""
     pairs: int | None = None
@@ -42,8 +45,8 @@ class Mqar:
     """... and of tokens."""
     steps: tuple[int, ...] = ()
     """Training steps, a run for each; at the paper's scale 10000 and 20000 unless given."""
-    lrs: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
-    """The peak learning rates to try; 3e-4 is the paper's."""
+    lrs: tuple[float, ...] = ()
+    """The peak learning rates to try; 3e-4 (the paper's), 1e-3 and 3e-3 unless given, for mini 1e-3 and 2e-3."""
     seeds: tuple[int, ...] = (0, 1, 2)
     device: str = "auto"
     out: Path = Path("runs")
@@ -52,13 +55,11 @@ class Mqar:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        grid = list(itertools.product(self._steps(), self.variants, sorted(set(self.lrs))))
-        cells = [
-            [self._config(*cell, seed) for seed in self.seeds] for cell in grid
-        ]  # a mistake shows before any training
-        rows = [
-            Row(*cell, [self._train(config) for config in configs]) for cell, configs in zip(grid, cells, strict=True)
-        ]
+        steps, lrs = DEFAULTS[self.scale]
+        grid = list(itertools.product(self.steps or steps, self.variants, sorted(set(self.lrs or lrs))))
+        # all of them first: a mistake shows before any training
+        configs = {cell: [self._config(*cell, seed) for seed in self.seeds] for cell in grid}
+        rows = [Row(*cell, [self._train(config) for config in configs[cell]]) for cell in grid]
         finished = [run for row in rows for run in row.runs if run is not None]
         if not finished:
             raise CoupledQKError("every run diverged: try smaller --lrs")
@@ -68,9 +69,6 @@ class Mqar:
         else:
             print(f"{summary(rows)}\n\nAccuracy: {definition}, after the last step.")
 
-    def _steps(self) -> tuple[int, ...]:
-        return self.steps or ((10_000, 20_000) if self.scale == "paper" else (RECIPES["mqar-mini"].train.steps,))
-
     def _config(self, steps: int, variant: str, lr: float, seed: int) -> RunConfig:
         from ..data.mqar import LEVELS
 
@@ -78,11 +76,14 @@ class Mqar:
             raise CoupledQKError(f"--level {self.level} sets pairs and length: leave out --pairs and --length")
         name = "mqar" if self.scale == "paper" else "mqar-mini"
         base = RECIPES[name]
-        pairs, length = LEVELS[self.level] if self.level else (self.pairs or 4, self.length or base.train.seq_len)
+        pairs, length = LEVELS[self.level] if self.level else (self.pairs, self.length)
+        length = length or base.train.seq_len
+        settings = {} if pairs is None else {"n_pairs": pairs}
+        if self.level:
+            settings["vocab_size"] = RECIPES["mqar"].model.vocab_size
         return recipe(
             name,
             variant,
-            n_pairs=pairs,
             seq_len=length,
             n_positions=max(length, base.model.n_positions),
             steps=steps,
@@ -90,6 +91,7 @@ class Mqar:
             lr=lr,
             seed=seed,
             device=self.device,
+            **settings,
         )
 
     def _train(self, config: RunConfig) -> Run | None:
