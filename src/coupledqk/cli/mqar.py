@@ -15,7 +15,7 @@ from ..runs import Run, default_name, variant_name
 from .output import mean_and_std, table
 from .train import train_one
 
-DEFAULTS = {"mini": ((2_000,), (1e-3, 2e-3)), "paper": ((10_000, 20_000), (3e-4, 1e-3, 3e-3))}
+DEFAULTS = {"mini": ((1_500,), (5e-4, 1e-3)), "paper": ((10_000, 20_000), (3e-4, 1e-3, 3e-3))}
 """Steps and learning rates of a scale."""
 
 
@@ -29,14 +29,14 @@ class Mqar:
     Try it:
 
         coupledqk mqar --seeds 0
-        coupledqk mqar --variants standard euler hamiltonian --pairs 3 --steps 4000
+        coupledqk mqar --variants standard euler hamiltonian --pairs 4 --steps 4000
         coupledqk mqar --scale paper --level medium --device cuda
     """
 
     variants: tuple[str, ...] = ("standard", "hamiltonian")
     """The attentions to compare."""
     scale: Literal["mini", "paper"] = "mini"
-    """mini: 2 layers of width 64, 2 pairs in 16 of 32 tokens. paper: 6 layers of width 256, 4 pairs in 64 of 64 tokens."""
+    """mini: 2 layers of width 64, 3 pairs in 16 of 32 tokens. paper: 6 layers of width 256, 4 pairs in 64 of 64 tokens."""
     level: Literal["easy", "medium", "hard"] | None = None
     """The paper's: 4 pairs in 64 tokens, 8 in 128 or 16 in 256."""
     pairs: int | None = None
@@ -46,7 +46,7 @@ class Mqar:
     steps: tuple[int, ...] = ()
     """Training steps, a run for each; at the paper's scale 10000 and 20000 unless given."""
     lrs: tuple[float, ...] = ()
-    """The peak learning rates to try; 3e-4 (the paper's), 1e-3 and 3e-3 unless given, for mini 1e-3 and 2e-3."""
+    """The peak learning rates to try; 3e-4 (the paper's), 1e-3 and 3e-3 unless given, for mini 5e-4 and 1e-3."""
     seeds: tuple[int, ...] = (0, 1, 2)
     device: str = "auto"
     out: Path = Path("runs")
