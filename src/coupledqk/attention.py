@@ -17,6 +17,7 @@ from .dynamics import build_dynamics
 from .errors import CoupledQKError
 from .initial import Normal, global_normal
 from .layers import INIT_STD, RMS_EPS, KVCache, QKNorm, Rope
+from .linear import Linear
 from .scoring import build_scoring
 from .variants import variant
 
@@ -41,11 +42,11 @@ class Attention(nn.Module):
         sub_heads = d_model // n_heads // self.width  # 2 for differential scoring
         self.split_sizes = [self.width * sub_heads * n for n in (n_heads, n_kv_heads, n_kv_heads)]
 
-        self.qkv = nn.Linear(d_model, sum(self.split_sizes), bias=False)  # rows: q | k | v
+        self.qkv = Linear(d_model, sum(self.split_sizes))  # rows: q | k | v
         self.qk_norm = QKNorm(self.width) if config.qk_norm else None
         self.dynamics = build_dynamics(config.dynamics, self.width, n_kv_heads * sub_heads)
         self.scoring = build_scoring(config.scoring, n_heads, self.width, layer, RMS_EPS)
-        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.out = Linear(d_model, d_model)
         self.init_weights()
 
     @classmethod

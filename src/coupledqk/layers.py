@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .config import check_rope_width
 from .errors import CoupledQKError
 from .initial import Normal, global_normal
+from .linear import Linear
 
 RMS_EPS = 1e-6
 INIT_STD = 0.02
@@ -48,8 +49,8 @@ class SwiGLU(nn.Module):
     def __init__(self, d_model: int, d_ff: int, out_std: float = INIT_STD) -> None:
         super().__init__()
         self.out_std = out_std
-        self.gate_up = nn.Linear(d_model, 2 * d_ff, bias=False)
-        self.down = nn.Linear(d_ff, d_model, bias=False)
+        self.gate_up = Linear(d_model, 2 * d_ff)
+        self.down = Linear(d_ff, d_model)
         self.init_weights()
 
     def init_weights(self, normal: Normal = global_normal) -> None:

@@ -19,6 +19,7 @@ from .config import AttentionConfig, ModelConfig, head_width
 from .errors import CoupledQKError
 from .initial import Normal, global_normal, initialize
 from .layers import INIT_STD, KVCache, RMSNorm, Rope, SwiGLU, rope_at
+from .linear import linear
 from .loss import linear_cross_entropy
 from .sampling import Sampler
 from .variants import preset
@@ -95,7 +96,7 @@ class TransformerLM(nn.Module):
         """
         x = self.hidden(tokens, padding, cache)
         if targets is None:
-            return F.linear(x, self.embed.weight)
+            return linear(x, self.embed.weight)
         if targets.shape != tokens.shape:
             raise CoupledQKError(
                 f"targets of shape {tuple(targets.shape)}: expected that of the tokens, {tuple(tokens.shape)}"
@@ -186,7 +187,7 @@ class TransformerLM(nn.Module):
         stopped = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             states = self.hidden(tokens, padding, cache)
-            token = sample(F.linear(states[:, -1], self.embed.weight))
+            token = sample(linear(states[:, -1], self.embed.weight))
             if stop_token is not None:
                 token = token.masked_fill(stopped, stop_token)
                 stopped = stopped | (token == stop_token)
