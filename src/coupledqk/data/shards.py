@@ -162,9 +162,10 @@ def _memory_map(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
 
     if path.stat().st_size == 0:
         return np.empty(0, _dtype(tokenizer))
-    tokens = np.memmap(path, _dtype(tokenizer), "r")
-    check_ids(tokens, tokenizer.vocab_size)
-    return tokens
+    with path.open("rb") as file:  # what is looked at through the map would stay in memory
+        while (ids := np.fromfile(file, _dtype(tokenizer), PIECE)).size:
+            check_ids(ids, tokenizer.vocab_size)
+    return np.memmap(path, _dtype(tokenizer), "r")
 
 
 def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
