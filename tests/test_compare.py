@@ -173,7 +173,5 @@ def test_a_text_with_too_little_to_train_on_is_refused(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(
-        CoupledQKError, match=r"modules.txt is too small .* [\d,]+ training tokens .*, expected 77,824"
-    ):
+    with pytest.raises(CoupledQKError, match=r"modules.txt is too small .* [\d,]+ training tokens .*, expected 77,824"):
         open_text(str(texts))

@@ -98,7 +98,9 @@ class Bench:
         if self.json:
             print(json.dumps(rows, indent=2))
             return
-        print(table([name.replace("_", " ") for name in rows[0]], [[str(cell) for cell in row.values()] for row in rows]))
+        print(
+            table([name.replace("_", " ") for name in rows[0]], [[str(cell) for cell in row.values()] for row in rows])
+        )
 
     def measure(self) -> dict[str, Any]:
         from ..bench.contenders import BASELINE
