@@ -126,6 +126,13 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone():
     assert not torch.equal(model.generate(prompt, 20, seed=2), first)
 
 
+def test_a_model_can_be_trained_on_what_it_has_generated():
+    model = tiny_model("euler")
+    text = model.generate(random_tokens(2, 3), 4)
+    model(text[:, :-1], text[:, 1:]).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_streaming_yields_what_generate_returns():
     model, prompt = tiny_model(), random_tokens(2, 4)
     streamed = torch.stack(list(model.stream(prompt, 6, seed=1)), dim=1)

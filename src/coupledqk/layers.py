@@ -29,7 +29,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         # under autocast x may be in half precision; the fused kernel asks for one dtype and sums in float32
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return torch.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class QKNorm(nn.Module):
@@ -88,6 +88,8 @@ class _LeanSwiGLU(torch.autograd.Function):
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return plain_swiglu(gate_up)
     return _LeanSwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 

@@ -172,9 +172,10 @@ class TransformerLM(nn.Module):
         self._check_prompt(prompt, max_new_tokens, padding)
         generator = None if seed is None else torch.Generator(prompt.device).manual_seed(seed)
         sample = partial(Sampler(temperature, top_k, top_p), generator=generator)
-        return self._stream(prompt, max_new_tokens, sample, stop_token, padding)
+        # copied outside of inference mode: what was made in it cannot be trained on
+        return (token.clone() for token in self._stream(prompt, max_new_tokens, sample, stop_token, padding))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _stream(
         self,
         tokens: Tensor,

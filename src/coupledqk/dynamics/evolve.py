@@ -72,8 +72,8 @@ def integrate(
 ) -> tuple[Tensor, Tensor]:
     """`evolve` without its checks: dt may be 0 (a closed gate)."""
     axis = HEAD_AXIS[layout]
-    if impl == "auto" and _is_decoding(q, k, dt) and not obstacle_of(force, method, inverse):
-        return _integrate_in_few_calls(q, k, dt, force, n_steps, method, axis)
+    if impl == "auto" and axis == 2 and _is_decoding(q, k, dt) and not obstacle_of(force, method, inverse):
+        return _integrate_in_few_calls(q, k, dt, force, n_steps, method)
     impl = choose(impl, q, force, method, inverse)
     if impl == "reference":
         return _integrate_readably(q, k, dt, force, n_steps, method, axis, inverse)
@@ -89,24 +89,26 @@ def _is_decoding(q: Tensor, k: Tensor, dt: Tensor | float) -> bool:
 
 
 def _integrate_in_few_calls(
-    q: Tensor, k: Tensor, dt: Any, force: Any, n_steps: int, method: str, axis: int
+    q: Tensor, k: Tensor, dt: Any, force: Any, n_steps: int, method: str
 ) -> tuple[Tensor, Tensor]:
-    """The moves of `fused.py`, for so few tokens that only the number of calls matters."""
-    grouped = q.shape[axis] != k.shape[axis]
-    if grouped:
-        q, k = group_heads(q, k, axis)
-    dt, w1, w2 = dt.view(-1, *[1] * (q.ndim - axis - 1)), force.w1, force.w2
-    h = q
+    """The moves of `fused.py`, for so few tokens that only the number of calls and their way to the product matter."""
+    B, T, n_keys, d = k.shape
+    group_size = q.shape[2] // n_keys
+    new_q, new_k = q.reshape(-1, d), k.reshape(-1, d)
+    dt, w1, w2 = dt.expand(B * T, n_keys).reshape(-1, 1), force.w1.T, force.w2.T
+    h = new_q
     for move in SCHEDULES[method](n_steps):
         if move == "force":
-            h = F.silu(F.linear(q, w1), inplace=True)
-            if grouped:
-                h = h.mean(axis + 1, keepdim=True)
-        elif move == "drift":
-            q = torch.addcmul(q, k, dt)
+            h = F.silu(torch.mm(new_q, w1), inplace=True)
+            if group_size > 1:
+                h = h.view(-1, group_size, d).mean(1)
+        elif move in SHARE:
+            new_k = torch.addmm(new_k, h.mul_(dt), w2, alpha=SHARE[move])
+        elif group_size == 1:
+            new_q = torch.addcmul(new_q, new_k, dt)
         else:
-            k = torch.addcmul(k, F.linear(h, w2), dt, value=SHARE[move])
-    return ungroup_heads(q, k, axis) if grouped else (q, k)
+            new_q = (new_q.view(-1, group_size, d) + (new_k * dt).unsqueeze(1)).view(-1, d)
+    return new_q.view(q.shape), new_k.view(k.shape)
 
 
 def _integrate_readably(

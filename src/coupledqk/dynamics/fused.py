@@ -10,7 +10,8 @@ Only the inputs are saved. The backward pass replays the moves, keeps what each 
 
 Why it is fast: q and k are laid out head by head. So dt folds into a W₂ for each head, and a kick is one matrix product that
 adds to k; the products for the gradient of W₂ give that of dt as well. W₂ acts after the sum over a group. Heads and
-tokens come in chunks small enough for a replay to stay in the processor's cache, which also bounds its memory.
+tokens come in chunks small enough for a replay to stay in the processor's cache, which also bounds its memory; all
+chunks write to the same scratch memory, because fresh memory costs more than most of what is done with it.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,6 +44,24 @@ class Weights(NamedTuple):
         return Weights(self.dt[key_heads], self.w1[heads], self.kick[key_heads])
 
 
+class Scratch:
+    """Memory for what a chunk computes on its way; the next chunk takes the same again, after `release`."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Tensor] = []
+        self.taken = 0
+
+    def like(self, x: Tensor) -> Tensor:
+        """Uninitialised, of x's shape and side by side."""
+        if self.taken == len(self.blocks) or self.blocks[self.taken].numel() < x.numel():
+            self.blocks[self.taken :] = [x.new_empty(x.numel())]
+        self.taken += 1
+        return self.blocks[self.taken - 1][: x.numel()].view(x.shape)
+
+    def release(self) -> None:
+        self.taken = 0
+
+
 @torch.library.custom_op("coupledqk::fused_dynamics", mutates_args=())
 def fused_dynamics(
     q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor, n_steps: int, method: str
@@ -51,20 +70,25 @@ def fused_dynamics(
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        scratch = Scratch()
         for heads, tensors in chunks(q, k, *new):
-            run(weights.at(*heads), moves, *tensors)
+            scratch.release()
+            run(weights.at(*heads), moves, scratch, *tensors)
         return new[0].to(q.dtype), new[1].to(k.dtype)
 
 
-def run(weights: Weights, moves: list[str], q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor) -> None:
-    h = k
+def run(
+    weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor
+) -> None:
+    h, a = k, scratch.like(q)
+    w1, kick = weights.w1.mT, weights.kick.mT
     for move in moves:
         if move == "force":
-            h = sum_groups(F.silu(torch.bmm(q, weights.w1.mT), inplace=True), len(k))
+            h = sum_groups(F.silu(torch.bmm(q, w1, out=a), inplace=True), len(k))
         elif move == "drift":
             q = drift(q, k, weights.dt, out=new_q)
         else:
-            k = torch.baddbmm(k, h, weights.kick.mT, alpha=SHARE[move], out=new_k)
+            k = torch.baddbmm(k, h, kick, alpha=SHARE[move], out=new_k)
 
 
 @torch.library.custom_op("coupledqk::fused_dynamics_backward", mutates_args=())
@@ -83,9 +107,12 @@ def fused_dynamics_backward(
         weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        scratch = Scratch()
         for heads, (q_part, k_part, *grads) in chunks(q, k, grad_q, grad_k, *new):
+            scratch.release()
             part = weights.at(*heads)
-            undo(replay(part, moves, q_part, k_part), part, sums.at(*heads), *grads)
+            reads = replay(part, moves, scratch, q_part, k_part)
+            undo(reads, part, sums.at(*heads), scratch, *grads)
         per_head = sums.kick * (k.shape[2] / q.shape[2])
         grad_dt = sums.dt.flatten() + (per_head * w2).sum((1, 2))
         grad_w1, grad_w2 = sums.w1.sum(0), (per_head * weights.dt).sum(0)
@@ -100,14 +127,15 @@ class Read(NamedTuple):
     slope: Tensor  # of silu at W₁ q; used by a force alone
 
 
-def replay(weights: Weights, moves: list[str], q: Tensor, k: Tensor) -> list[Read]:
+def replay(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor) -> list[Read]:
     h = slope = k
+    w1, kick = weights.w1.mT, weights.kick.mT
     one = torch.ones((), dtype=q.dtype, device=q.device)
     reads = []
     for i, move in enumerate(moves):
         if move == "force":
-            a = torch.bmm(q, weights.w1.mT)
-            slope = torch.sigmoid(a)
+            a = torch.bmm(q, w1, out=scratch.like(q))
+            slope = torch.sigmoid(a, out=scratch.like(q))
             h = a.mul_(slope)
             torch.lerp(h, one, slope, out=slope)  # silu' = h + σ(1 − h)
             h = sum_groups(h, len(k))
@@ -115,31 +143,38 @@ def replay(weights: Weights, moves: list[str], q: Tensor, k: Tensor) -> list[Rea
         elif move == "drift":
             reads.append(Read(move, k, slope))
             if "force" in moves[i:]:
-                q = drift(q, k, weights.dt, out=q.new_empty(q.shape))
+                q = drift(q, k, weights.dt, out=scratch.like(q))
         else:
             reads.append(Read(move, h, slope))
             if "drift" in moves[i:]:
-                k = torch.baddbmm(k, h, weights.kick.mT, alpha=SHARE[move])
+                k = torch.baddbmm(k, h, kick, alpha=SHARE[move], out=scratch.like(k))
     return reads
 
 
 def undo(
-    reads: list[Read], weights: Weights, sums: Weights, grad_q: Tensor, grad_k: Tensor, new_q: Tensor, new_k: Tensor
+    reads: list[Read],
+    weights: Weights,
+    sums: Weights,
+    scratch: Scratch,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    new_q: Tensor,
+    new_k: Tensor,
 ) -> None:
     """Carries the gradients from the end of the moves to their beginning, into new_q and new_k, and adds to the sums."""
-    grad_h = grad_k
+    grad_h, product = scratch.like(grad_k), scratch.like(grad_k)
     for move, x, slope in reversed(reads):
         if move == "force":
-            by_group(slope, len(grad_k)).mul_(grad_h.unsqueeze(1))
+            pull_back(slope, grad_h)
             sums.w1.baddbmm_(slope.mT, x)
             grad_q = torch.baddbmm(grad_q, slope, weights.w1, out=new_q)
         elif move == "drift":
             pull = sum_groups(grad_q, len(grad_k))
-            sums.dt.add_((pull * x).sum((1, 2), keepdim=True))
+            sums.dt.add_(torch.mul(pull, x, out=product).sum((1, 2), keepdim=True))
             grad_k = torch.addcmul(grad_k, pull, weights.dt, out=new_k)
         else:
             sums.kick.baddbmm_(grad_k.mT, x, alpha=SHARE[move])
-            grad_h = torch.bmm(grad_k, SHARE[move] * weights.kick)
+            torch.baddbmm(grad_h, grad_k, weights.kick, beta=0, alpha=SHARE[move], out=grad_h)
 
 
 def fold(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor) -> Weights:
@@ -150,8 +185,18 @@ def fold(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor) -> Weights:
 
 
 def drift(q: Tensor, k: Tensor, dt: Tensor, out: Tensor) -> Tensor:
+    if len(q) == len(k):
+        return torch.addcmul(q, k, dt, out=out)
     torch.addcmul(by_group(q, len(k)), k.unsqueeze(1), dt.unsqueeze(1), out=by_group(out, len(k)))
     return out
+
+
+def pull_back(slope: Tensor, grad_h: Tensor) -> None:
+    """Makes the slopes the gradients of W₁ q."""
+    if len(slope) == len(grad_h):
+        slope.mul_(grad_h)
+    else:
+        by_group(slope, len(grad_h)).mul_(grad_h.unsqueeze(1))
 
 
 def by_group(x: Tensor, key_heads: int) -> Tensor:
