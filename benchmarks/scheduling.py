@@ -21,7 +21,7 @@ from coupledqk.lab.cells import Cell, Plan, make_plan
 from coupledqk.lab.engine import LocalPool
 from coupledqk.lab.experiment import Experiment, load
 from coupledqk.lab.overview import GridProgress
-from coupledqk.lab.runner import Grid, run_grid
+from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.provenance import commit, machine, versions
 from coupledqk.tasks.running import train_run
 from coupledqk.training.logs import RunLog
@@ -60,7 +60,7 @@ def plan(out: Path, n_cells: int, steps: int) -> Plan:
 def seconds(plan: Plan, jobs: int | None) -> float:
     start = time.perf_counter()
     if jobs is not None:
-        run_grid(Grid.of([plan]), LocalPool(jobs), GridProgress())
+        run_queue(Queue.of([plan]), LocalPool(jobs), GridProgress())
     else:
         for cell in plan.cells:
             train_run(cell.config, plan.run(cell).path, lambda run: [RunLog(run, run.config.train.log_every)])

@@ -12,7 +12,7 @@ from coupledqk.lab.cells import Plan, failure, make_plan, status
 from coupledqk.lab.engine import LocalPool, Message
 from coupledqk.lab.experiment import load, parse
 from coupledqk.lab.outcomes import outcome, thinned
-from coupledqk.lab.runner import Grid, check_seeds, run_grid, stale
+from coupledqk.lab.runner import Queue, check_seeds, run_queue, stale
 from coupledqk.report.outcome import read
 from coupledqk.tasks.running import train_run
 from coupledqk.training.logs import RunLog
@@ -109,12 +109,12 @@ def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
             os.kill(engine.workers[0].process.pid, signal.SIGKILL)
 
     first = Watch(kill)
-    run_grid(grid := Grid.of([plan]), engine, first)
+    run_queue(queue := Queue.of([plan]), engine, first)
     assert first.endings.pop(victim) == "interrupted"
     assert first.endings.pop(("standard, lr 1e+20", 0)) == "failed"
     assert set(first.endings.values()) == {"finished"}
     assert len(first.endings) == 5
-    assert "SIGKILL" in next(why for name, why in grid.troubles.items() if "hamiltonian" in name)
+    assert "SIGKILL" in next(why for name, why in queue.troubles.items() if "hamiltonian" in name)
 
     found = read(plan.outcome)
     assert sorted(cell.status for cell in found.cells) == ["failed", *["finished"] * 5, "interrupted"]
@@ -131,7 +131,7 @@ def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
 
     finished = [plan.run(cell).path for cell in plan.cells if plan.run(cell).result]
     before = {path: contents(path) for path in finished}
-    run_grid(Grid.of([plan]), LocalPool(1), second := Watch())
+    run_queue(Queue.of([plan]), LocalPool(1), second := Watch())
     assert second.finished == 5
     assert second.endings == {victim: "finished", ("standard, lr 1e+20", 0): "failed"}
     assert {path: contents(path) for path in finished} == before
@@ -149,7 +149,7 @@ def test_asked_to_stop_every_cell_is_saved_and_goes_on_later(corpus):
     plan = plan_of(corpus, EXPERIMENT.replace("steps = 100", "steps = 400"), seeds=(0,))
     asked = []
     watch = Watch(asked.append)
-    run_grid(Grid.of([plan]), LocalPool(1), watch, stop=lambda: bool(asked))
+    run_queue(Queue.of([plan]), LocalPool(1), watch, stop=lambda: bool(asked))
     assert watch.endings == {("standard", 0): "interrupted"}
     run = plan.run(plan.cells[0])
     assert status(run) == "interrupted"
@@ -159,7 +159,7 @@ def test_asked_to_stop_every_cell_is_saved_and_goes_on_later(corpus):
 
 def test_a_corpus_too_small_for_the_grid_fails_its_cells_in_a_line(corpus):
     plan = plan_of(corpus, EXPERIMENT.replace("4_000", "4_000_000"), seeds=(0,))
-    run_grid(Grid.of([plan]), LocalPool(1), Watch())
+    run_queue(Queue.of([plan]), LocalPool(1), Watch())
     errors = {failure(plan.run(cell))["error"] for cell in plan.cells}
     assert len(errors) == 1
     assert "too small for this experiment" in errors.pop()
@@ -198,39 +198,39 @@ class Pretend:
 
 def test_what_a_cell_starts_from_is_trained_before_it(tmp_path):
     plan = make_plan(load("glue"), "mini", tmp_path)
-    run_grid(Grid.of([plan]), engine := Pretend(jobs=2), Watch())
+    run_queue(Queue.of([plan]), engine := Pretend(jobs=2), Watch())
     assert len(engine.started) == 24
     for cell in plan.cells:
         assert cell.needs is not None
         assert engine.started.index(cell.needs.name) < engine.started.index(cell.name)
-    run_grid(Grid.of([plan]), again := Pretend(), Watch())
+    run_queue(Queue.of([plan]), again := Pretend(), Watch())
     assert again.started == []
 
 
 def test_a_cell_whose_start_failed_is_not_tried(tmp_path):
     plan = make_plan(load("glue"), "mini", tmp_path)
-    run_grid(grid := Grid.of([plan]), engine := Pretend(failing="wikitext-2-gqa"), Watch())
+    run_queue(queue := Queue.of([plan]), engine := Pretend(failing="wikitext-2-gqa"), Watch())
     assert not any(name.startswith("sst2-gqa") for name in engine.started)
-    assert sum("starts from wikitext-2-gqa" in why for why in grid.troubles.values()) == 3
+    assert sum("starts from wikitext-2-gqa" in why for why in queue.troubles.values()) == 3
     assert sum(name.startswith("sst2-") for name in engine.started) == 9
 
 
 def test_cells_that_experiments_share_are_trained_once(tmp_path):
     plans = [make_plan(load(name), "mini", tmp_path) for name in ("ablation", "convergence-60m", "mlp-capacity")]
-    run_grid(Grid.of(plans), engine := Pretend(), Watch())
+    run_queue(Queue.of(plans), engine := Pretend(), Watch())
     assert len(engine.started) == len(set(engine.started)) == 40
     assert all(cell.status == "finished" for plan in plans for cell in read(plan.outcome).cells)
 
 
 def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
     plan = plan_of(corpus)
-    run_grid(Grid.of([plan]), Pretend(), Watch())
+    run_queue(Queue.of([plan]), Pretend(), Watch())
     assert stale(plan) == []
     assert stale(plan_of(corpus, seeds=(0,))) == []
     edited = plan_of(corpus, EXPERIMENT.replace("axes.lr = [1e20]", "axes.lr = [1e19]").replace("+20", "+19"))
     left_over = [cell.name for cell in plan.cells if cell.label.startswith("standard, lr")]
     assert stale(edited) == left_over
-    run_grid(Grid.of([edited]), engine := Pretend(), Watch())
+    run_queue(Queue.of([edited]), engine := Pretend(), Watch())
     assert len(engine.started) == 1
     assert (plan.out / "runs" / left_over[0]).is_dir()
 
@@ -242,7 +242,7 @@ def test_one_seed_is_said_to_be_too_few(corpus):
 
 def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
     plan = plan_of(corpus, EXPERIMENT.replace('variant = "hamiltonian"', 'variant = "standard, lr 1e+20"'))
-    run_grid(Grid.of([plan]), Pretend(), Watch())
+    run_queue(Queue.of([plan]), Pretend(), Watch())
     cell = plan.cells[-1]
     (plan.run(cell).path / "result.json").unlink()
     (plan.run(cell).path / "error.json").write_text(json.dumps({"error": "the loss became nan", "diverged": True}))
@@ -253,7 +253,7 @@ def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
 
 def test_tokens_to_reach_are_interpolated_between_evaluations(tmp_path):
     plan = make_plan(load("tokens-to-reach"), "mini", tmp_path, seeds=(0,))
-    run_grid(Grid.of([plan]), Pretend(), Watch())
+    run_queue(Queue.of([plan]), Pretend(), Watch())
     losses = {
         "standard": [4.0, 3.0, 2.0],
         "hamiltonian": [3.0, 1.0, 0.5],

@@ -63,15 +63,15 @@ class Compare:
         """Runs that fail are named and left out; stopped on request, the program ends."""
         from ..lab.engine import LocalPool
         from ..lab.overview import GridProgress
-        from ..lab.runner import Grid, run_grid
+        from ..lab.runner import Queue, run_queue
         from ..training.progress import stop_on_signals
         from .reproduce import troubles
 
-        grid = Grid.of([plan])
+        queue = Queue.of([plan])
         with stop_on_signals() as stop:
-            run_grid(grid, LocalPool(jobs), GridProgress(), stop)
-        if grid.troubles:
-            print(troubles(grid), file=sys.stderr)
+            run_queue(queue, LocalPool(jobs), GridProgress(), stop)
+        if queue.troubles:
+            print(troubles(queue), file=sys.stderr)
         if stop():
             sys.exit(130)
 

@@ -13,7 +13,7 @@ from .output import table
 if TYPE_CHECKING:
     from ..lab.cells import Plan
     from ..lab.experiment import Experiment
-    from ..lab.runner import Grid
+    from ..lab.runner import Queue
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Reproduce:
     def train(self, plans: "Sequence[Plan]") -> None:
         from ..lab.engine import LocalPool
         from ..lab.overview import GridProgress
-        from ..lab.runner import Grid, check_jobs, require_statistics, run_grid
+        from ..lab.runner import Queue, check_jobs, require_statistics, run_queue
         from ..training.progress import stop_on_signals
 
         jobs = default_jobs(plans) if self.jobs is None else self.jobs
@@ -89,13 +89,13 @@ class Reproduce:
         for plan in plans:
             for line in notes(plan):
                 print(line, file=sys.stderr)
-        grid = Grid.of(plans)
+        queue = Queue.of(plans)
         with stop_on_signals() as stop:
-            run_grid(grid, LocalPool(jobs), GridProgress(), stop)
+            run_queue(queue, LocalPool(jobs), GridProgress(), stop)
         for plan in plans:
             print(results(plan), end="\n\n")
-        if grid.troubles:
-            print(troubles(grid), file=sys.stderr)
+        if queue.troubles:
+            print(troubles(queue), file=sys.stderr)
             sys.exit(130 if stop() else 1)
 
     def measure(self, experiment: "Experiment") -> None:
@@ -178,12 +178,14 @@ def results(plan: "Plan") -> str:
     return "\n".join([*lines, str(plan.outcome)])
 
 
-def troubles(grid: "Grid") -> str:
-    lines = [f"  {grid.cells[name].label} seed {grid.cells[name].seed}: {why}" for name, why in grid.troubles.items()]
-    left = len(lines) + len(grid.waiting)
+def troubles(queue: "Queue") -> str:
+    lines = [
+        f"  {queue.cells[name].label} seed {queue.cells[name].seed}: {why}" for name, why in queue.troubles.items()
+    ]
+    left = len(lines) + len(queue.waiting)
     return "\n".join(
         [
-            f"{left} of {len(grid.cells)} runs are not finished:",
+            f"{left} of {len(queue.cells)} runs are not finished:",
             *lines,
             "The same command goes on where this one ended.",
         ]

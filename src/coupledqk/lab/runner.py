@@ -32,7 +32,7 @@ class Overview(Protocol):
 
 
 @dataclass
-class Grid:
+class Queue:
     """All cells of some plans, each once, and how far each is."""
 
     plans: Sequence[Plan]
@@ -43,13 +43,13 @@ class Grid:
     """By the cell's name, why it is not finished."""
 
     @classmethod
-    def of(cls, plans: Sequence[Plan]) -> "Grid":
+    def of(cls, plans: Sequence[Plan]) -> "Queue":
         """Seed by seed, so that after the first ones all rows can be compared."""
         by_seed = sorted((cell for plan in plans for cell in plan.cells), key=lambda cell: cell.seed)
         cells = {cell.name: cell for cell in with_needed(by_seed)}
-        grid = cls(plans, cells, [])
-        grid.waiting = [cell for cell in cells.values() if status(grid.run(cell)) != "finished"]
-        return grid
+        queue = cls(plans, cells, [])
+        queue.waiting = [cell for cell in cells.values() if status(queue.run(cell)) != "finished"]
+        return queue
 
     def run(self, cell: Cell) -> Run:
         return self.plans[0].run(cell)
@@ -70,10 +70,10 @@ class Grid:
         return None
 
 
-def run_grid(grid: Grid, engine: Engine, overview: Overview, stop: Callable[[], bool] = lambda: False) -> None:
+def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool] = lambda: False) -> None:
     """Trains what is not finished. Every plan's outcome is written after each of its cells and at the end."""
-    overview.begin(grid.waiting, len(grid.cells) - len(grid.waiting))
-    for plan in grid.plans:
+    overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
+    for plan in queue.plans:
         write_outcome(plan)
     stopping = False
     try:
@@ -81,31 +81,31 @@ def run_grid(grid: Grid, engine: Engine, overview: Overview, stop: Callable[[], 
             if stop() and not stopping:
                 stopping = True
                 engine.stop()
-            while not stopping and engine.free() and (cell := grid.next()):
-                grid.running[grid.run(cell).path] = cell
-                engine.start(cell.config, grid.run(cell).path)
+            while not stopping and engine.free() and (cell := queue.next()):
+                queue.running[queue.run(cell).path] = cell
+                engine.start(cell.config, queue.run(cell).path)
                 overview.started(cell)
-            if not grid.running:
+            if not queue.running:
                 break
             for message in engine.wait(SECONDS_BETWEEN_LOOKS):
-                _hear(message, grid, overview)
+                _hear(message, queue, overview)
     finally:
         engine.close()
         overview.end()
-        for plan in grid.plans:
+        for plan in queue.plans:
             write_outcome(plan)
 
 
-def _hear(message: Message, grid: Grid, overview: Overview) -> None:
-    cell = grid.running[message.folder]
+def _hear(message: Message, queue: Queue, overview: Overview) -> None:
+    cell = queue.running[message.folder]
     if message.kind == "step":
         overview.step(cell, message.step)
         return
-    del grid.running[message.folder]
+    del queue.running[message.folder]
     if message.kind != "finished":
-        grid.troubles[cell.name] = message.error or "stopped on request"
-    overview.ended(cell, grid.run(cell), message.kind, message.error)
-    for plan in grid.plans:
+        queue.troubles[cell.name] = message.error or "stopped on request"
+    overview.ended(cell, queue.run(cell), message.kind, message.error)
+    for plan in queue.plans:
         if any(cell.name == each.name for each in plan.cells):
             write_outcome(plan)
 
