@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from coupledqk.cli import main
 from coupledqk.cli.export import Export
 from coupledqk.cli.import_ import Import
+from coupledqk.config import AdaptConfig
 from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
@@ -81,6 +83,22 @@ def test_a_run_comes_back_as_it_was(exported, tmp_path: Path) -> None:
     assert here[best] == there[best]
     export_run(back, tmp_path / "again")
     assert files(tmp_path / "again") == files(folder)
+
+
+def test_an_adapted_run_is_exported_with_its_low_rank_updates_merged(exported, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
+    source, _ = exported
+    (tmp_path / "other.txt").write_text("".join(f"the root of {n * n} is {n};\n" for n in range(60)))
+    task = AdaptConfig(corpus=str(tmp_path / "other.txt"), tokenizer="bpe:280", method="lora")
+    config = replace(source.config, init_from=str(source.path), task=task)
+    run = train_run(config, tmp_path / "run", lambda run: [RunLog(run, 1)])
+    export_run(run, tmp_path / "model")
+    tokens = torch.arange(48).view(3, 16)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(theirs(tokens).logits, load_model(run)(tokens))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert str(source.path) not in card
 
 
 @pytest.mark.parametrize(

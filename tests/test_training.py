@@ -28,7 +28,7 @@ from coupledqk.schema import change
 from coupledqk.tasks.lm import measure
 from coupledqk.tasks.models import load_model, new_model
 from coupledqk.tasks.running import train_run
-from coupledqk.training.checkpoints import Checkpoints, damage, load_weights
+from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Evaluation, Event, Step
 from coupledqk.training.logs import RunLog, tensorboard
 from coupledqk.training.optimizer import build_optimizer, lr_at
@@ -383,8 +383,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
     assert found
     assert damage(Path(found[1])) is None
     # from there the loss is still that of a model, not of a wreck
-    model = load_model(Run(tmp_path / "run"), "final", "cpu")
-    load_weights(model, Path(found[1]))
+    model = load_model(Run(tmp_path / "run"), Path(found[1]), "cpu")
     corpus = prepare(tiny(text).task)
     assert measure(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
 

@@ -198,13 +198,9 @@ def checkpoints(run: Run, which: str) -> dict[int, Path]:
 def models(run: Run, which: str, device: str) -> Iterator[tuple[int, TransformerLM]]:
     """A run's model with the weights of one checkpoint after another."""
     from ..tasks.models import load_model
-    from ..training.checkpoints import load_weights
 
-    model = load_model(run, "best" if which == "best" else "final", device)
     for step, folder in sorted(checkpoints(run, which).items()):
-        if which == "all":
-            load_weights(model, folder)
-        yield step, model
+        yield step, load_model(run, folder, device)
 
 
 def watch(texts: Iterable[Tensor], label: str, total: int) -> Iterable[Tensor]:

@@ -56,12 +56,12 @@ coupledqk $version, commit $commit.
 """)
 
 
-def model_card(run: Run) -> str:
+def model_card(run: Run, parameters: int) -> str:
     best, info = run.result["best"], run.info
     return CARD.substitute(
         name=info["name"],
         variant=variant_name(run.config),
-        parameters=f"{info['parameters']:,}",
+        parameters=f"{parameters:,}",
         perplexity=f"{best['perplexity']:.4f}",
         bits_per_byte=f"{best['bits_per_byte']:.4f}",
         step=best["step"],
@@ -77,6 +77,6 @@ def model_card(run: Run) -> str:
 
 def published(run: Run) -> Any:
     """The configuration without what says more about a machine than about the model."""
-    text = text_of(run.config)
+    text, source = text_of(run.config), run.config.init_from
     task = replace(text, corpus=Path(text.corpus).name, data_dir=None)
-    return replace(run.config, task=task, runtime=RuntimeConfig())
+    return replace(run.config, task=task, init_from=source and Path(source).name, runtime=RuntimeConfig())

@@ -21,7 +21,8 @@ from ..model import TransformerLM
 from ..provenance import commit, machine, versions
 from ..runs import Run, variant_name
 from ..schema import change, from_dict, to_dict
-from ..training.checkpoints import Checkpoints, load_weights
+from ..tasks.models import load_model, run_tokenizer
+from ..training.checkpoints import Checkpoints
 from .card import model_card
 from .configuration import CoupledQKConfig
 from .diffllama import from_diffllama
@@ -59,20 +60,17 @@ def from_transformers(model: PreTrainedModel) -> TransformerLM:
 def export_run(run: Run, folder: Path) -> None:
     """Writes a finished run's best model, whole or not at all."""
     seq_len = run.config.train.seq_len
-    best = Checkpoints(run.path / "checkpoints", keep=1).best()
     text_of(run.config)  # refuses a run without text
-    if not run.result or best is None:
+    if not run.result:
         raise CoupledQKError(f"{run.path} is not finished: train it first with `coupledqk train --resume {run.path}`")
     if folder.exists():
         raise CoupledQKError(f"{folder} exists already: choose another folder, or remove it first")
-    tokenizer = from_json((run.path / "tokenizer.json").read_text())
+    model, tokenizer = load_model(run, device="cpu"), run_tokenizer(run)
     end = tokenizer.end_of_text
-    model = TransformerLM(run.config.model)
-    load_weights(model, best)
     with atomic_path(folder) as temporary:
         to_transformers(model, bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(temporary)
         to_fast(tokenizer, seq_len).save_pretrained(temporary)
-        (temporary / "README.md").write_text(model_card(run))
+        (temporary / "README.md").write_text(model_card(run, sum(p.numel() for p in model.parameters())))
         record = {
             "weights": sha256(temporary / WEIGHTS),
             "config": to_dict(run.config),

@@ -44,8 +44,8 @@ def start_from(model: TransformerLM, source: Run) -> None:
     model.load_state_dict({**fresh, **weights})
 
 
-def load_model(run: Run, checkpoint: Literal["best", "final"] = "best", device: str = "auto") -> TransformerLM:
-    """A trained model, ready to evaluate or to sample from."""
+def load_model(run: Run, checkpoint: Literal["best", "final"] | Path = "best", device: str = "auto") -> TransformerLM:
+    """A trained model, ready to evaluate or to sample from; a checkpoint can be named by its folder, too."""
     with torch.device("meta"):
         model = TransformerLM(run.config.model)
     model.to_empty(device=pick_device(device))
@@ -60,14 +60,14 @@ def run_tokenizer(run: Run) -> Tokenizer:
     return from_json(path.read_text())
 
 
-def _weights(run: Run, checkpoint: Literal["best", "final"]) -> dict[str, Tensor]:
+def _weights(run: Run, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
     """As those of a plain language model, with low-rank updates merged."""
     if isinstance(run.config.task, GLUEConfig):
         raise CoupledQKError(f"{run.path} has been trained to classify sentences: expected a language model's run")
-    return merged(read_weights(_checkpoint(run, checkpoint)))
+    return merged(read_weights(checkpoint if isinstance(checkpoint, Path) else _checkpoint(run, checkpoint)))
 
 
-def _checkpoint(run: Run, which: str) -> Path:
+def _checkpoint(run: Run, which: Literal["best", "final"]) -> Path:
     checkpoints = Checkpoints(run.path / "checkpoints", keep=1)
     folder = checkpoints.best() if which == "best" else checkpoints.newest()
     if folder is None:

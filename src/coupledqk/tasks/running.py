@@ -98,6 +98,7 @@ def describe(run: Run, model: nn.Module, task: RunTask) -> dict[str, Any]:
         "variant": variant_name(run.config),
         "identity": identity(run.config),
         "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "corpus": task.about,
         "commit": commit(),
         "versions": versions(),

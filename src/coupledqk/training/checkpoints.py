@@ -73,11 +73,6 @@ class Checkpoints:
         return self.folder / f"step-{step:07d}"
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Loads the weights of a checkpoint folder after checking them."""
-    model.load_state_dict(read_weights(folder))
-
-
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The weights of a checkpoint folder, checked."""
     fault = damage(folder)
