@@ -14,6 +14,7 @@ from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..provenance import commit, machine, versions
 from ..runs import Run, variant_name
+from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
 from ..training.events import Event, Finished
 from ..training.logs import Consumer
@@ -69,6 +70,8 @@ def train_run(
         device = pick_device(config.runtime.device)
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
+        if device.type == "cpu":
+            keep_freed_memory()
         with preparing() as on_bytes:
             task = TASKS[config.task.kind](config, on_bytes)
         if run.info and run.info["corpus"]["hash"] is None:

@@ -1,0 +1,30 @@
+"""Memory that is freed and needed again stays with the process."""
+
+import subprocess
+import sys
+
+import pytest
+
+STEPS = """
+import resource, sys, torch
+from coupledqk.training.allocator import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for step in range(12):
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(1 << 20) for _ in range(8)]
+    del tensors
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages_fetched(how: str) -> int:
+    """In ten steps that need 32 MiB each."""
+    return int(subprocess.run([sys.executable, "-c", STEPS, how], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_steps_after_the_first_fetch_hardly_any_memory_from_the_system():
+    assert 10 * pages_fetched("keep") < pages_fetched("as it is")
