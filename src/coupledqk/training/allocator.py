@@ -3,8 +3,8 @@
 import ctypes
 import sys
 
-# glibc's mallopt, from malloc.h: what is free at the end of the heap before it goes back to the system, how much is fetched at a
-# time, and from what size on an allocation is a mapping of its own
+# Options of glibc's mallopt, from malloc.h: how much is free at the end of the heap before it goes back to the system, how much
+# is fetched at a time, and from what size on an allocation is a mapping of its own.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 GIB = 1 << 30
 
