@@ -242,6 +242,18 @@ def test_auto_fuses_what_was_timed_to_be_faster():
     assert choose("auto", torch.empty(WORTH_FUSING, device="meta"), force, "leapfrog", False) == "reference"
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("group_size", [1, 3])
+@pytest.mark.parametrize("method", SCHEDULES)
+@torch.no_grad()
+def test_decoding_takes_a_short_way_to_the_same_values(method, group_size, autocast):
+    inputs = random_inputs(2, 3, 20, group_size, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ours, reference = (move(impl, *inputs, 3, method) for impl in ("auto", "reference"))
+    for x, y in zip(ours, reference, strict=True):
+        torch.testing.assert_close(x, y)
+
+
 def test_unknown_impl():
     q, k = double_randn(2, 1, 3, 2, 4)
     with pytest.raises(CoupledQKError, match="unknown impl 'fuse': did you mean 'fused'"):

@@ -85,6 +85,8 @@ def _is_decoding(q: Tensor, k: Tensor, dt: Tensor | float) -> bool:
     """A few tokens without gradients, whose sums need no other precision."""
     if torch.is_grad_enabled() or q.numel() >= WORTH_FUSING or torch.compiler.is_compiling():
         return False
+    if torch.is_autocast_enabled(q.device.type):  # which would round the sums of a product
+        return False
     return isinstance(dt, Tensor) and q.dtype == k.dtype == dt.dtype == torch.float32
 
 
