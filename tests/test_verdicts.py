@@ -215,11 +215,15 @@ def test_lacking_runs_are_left_out_on_both_sides_and_said() -> None:
     whole = against_standard(-0.05, 0.002, n=5)
     some = {label: dict(runs) for label, runs in whole.items()}
     some["coupled"][1] = math.nan
+    some["coupled"][2] = math.inf
     del some["standard"][3]
     verdict = judge(claim(), some)
-    kept = {label: {seed: runs[seed] for seed in (0, 2, 4)} for label, runs in whole.items()}
+    kept = {label: {seed: runs[seed] for seed in (0, 4)} for label, runs in whole.items()}
     assert verdict.evidence == judge(claim(), kept).evidence
-    assert verdict.sentence.endswith("; coupled diverged with seed 1, standard has no run with seed 3.")
+    assert verdict.sentence.endswith(
+        "; coupled diverged with seed 1, coupled never got there with seed 2, left out in its favour, "
+        "standard has no run with seed 3."
+    )
 
 
 @pytest.mark.parametrize("kind", ["lower", "higher", "equal", "less_variable", "interaction"])

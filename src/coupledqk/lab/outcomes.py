@@ -60,13 +60,15 @@ def outcome(plan: Plan) -> Outcome:
 
 
 def measured(plan: Plan, which: str) -> Values:
-    """The metric of every finished cell, at its best or at the end; a run that diverged is NaN."""
+    """The metric of every finished cell, at its best or at the end; NaN for a run that diverged, infinity for one that never
+    got there."""
     key, place = plan.scale.metric.key.split(".")
     values: Values = {label: {} for label in plan.labels}
     for cell in plan.cells:
         run = plan.run(cell)
         if run.result and key == "tokens_to_reach":
-            values[cell.label][cell.seed] = _tokens_to_reach(plan, cell, baseline=place)
+            if (tokens := _tokens_to_reach(plan, cell, baseline=place)) is not None:
+                values[cell.label][cell.seed] = tokens
         elif run.result:
             values[cell.label][cell.seed] = run.result[which][place]
         elif failure(run).get("diverged"):
@@ -74,12 +76,12 @@ def measured(plan: Plan, which: str) -> Values:
     return values
 
 
-def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str) -> float:
-    """NaN if the loss was never reached, or the baseline of this seed is not finished."""
+def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str) -> float | None:
+    """Infinite if the loss was never reached; None while the baseline of this seed is not finished."""
     other = next((c for c in plan.cells if c.label == baseline and c.seed == cell.seed), None)
     target = plan.run(other).result.get("final", {}).get("loss") if other else None
     if target is None:
-        return math.nan
+        return None
     before: Mapping[str, Any] | None = None
     for record in plan.run(cell).records("valid"):
         if record["loss"] <= target:
@@ -88,7 +90,7 @@ def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str) -> float:
             share = (before["loss"] - target) / (before["loss"] - record["loss"])
             return before["tokens"] + share * (record["tokens"] - before["tokens"])
         before = record
-    return math.nan
+    return math.inf
 
 
 def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]) -> Row:

@@ -30,7 +30,8 @@ from .statistics import (
 Kind = Literal["lower", "higher", "equal", "less_variable", "interaction"]
 Outcome = Literal["holds here", "does not hold here", "cannot tell with this many seeds"]
 Samples = Mapping[str, Mapping[int, float]]
-"""The metric of every finished run: by the cell's label, then by seed. NaN or infinity is a run that diverged."""
+"""The metric of every finished run: by the cell's label, then by seed. NaN is a run that diverged, infinity one that never
+got where its metric asks for."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,11 @@ def _values(claim: Claim, samples: Samples) -> tuple[list[list[float]], str]:
         values += [[found[label][seed] for seed in whole] for label in group]
         for label, runs in found.items():
             missing = [seed for seed in seeds if seed not in runs]
-            diverged = [seed for seed in runs if not math.isfinite(runs[seed])]
+            diverged = [seed for seed in runs if math.isnan(runs[seed])]
+            never = [seed for seed in runs if math.isinf(runs[seed])]
             lacking += [f"{label} has no run{_with_seeds(missing)}"] if missing or not runs else []
             lacking += [f"{label} diverged{_with_seeds(diverged)}"] if diverged else []
+            lacking += [f"{label} never got there{_with_seeds(never)}, left out in its favour"] if never else []
     return values, "; " + ", ".join(lacking) if lacking else ""
 
 
