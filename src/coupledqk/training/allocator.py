@@ -13,8 +13,8 @@ def keep_freed_memory() -> None:
     """Lets the process keep what it frees.
 
     Every step allocates and frees the same tensors. By default the larger ones go back to the system and come again page by
-    page, each page cleared: a tenth of a step's time. Holes between tensors cost some memory, 7% for the small model. Does
-    nothing without glibc.
+    page, each page cleared: a tenth of a step's time at 60M parameters (benchmarks/allocator.py), nothing at mini size. Holes
+    between tensors may cost some memory, up to 7% were seen. Does nothing without glibc.
     """
     if sys.platform != "linux":
         return
