@@ -1,6 +1,7 @@
 """Shared by the tests: one thread, seeded draws, poisoned memory, and small modules in which every parameter matters."""
 
 import math
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from coupledqk import Attention, TransformerLM
 from coupledqk.dynamics import MLPForce, PotentialForce
+from coupledqk.recipes import recipe
+from coupledqk.runs import Run
+from small_runs import TINY_TASK, run_to
 
 torch.set_num_threads(1)
 settings.register_profile("coupledqk", deadline=None, max_examples=25, derandomize=True)
@@ -39,6 +43,30 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of other tests, or of the user, are not found."""
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path: Path, own_cache: None) -> Path:
+    """A corpus of 38 training windows of 16 bytes: 20 steps of 6 cross the end of the epoch three times."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(36)))
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path, own_cache: None) -> Run:
+    """A language model of bytes, hardly trained."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(60)))
+    config = recipe("mini", corpus=str(text), tokenizer="bytes", n_positions=64, seq_len=16, max_tokens=None,
+                    max_valid_tokens=None, **{**TINY_TASK, "steps": 10})  # fmt: skip
+    return run_to(config, tmp_path / "source")
 
 
 @torch.no_grad()

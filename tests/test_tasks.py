@@ -1,9 +1,8 @@
-"""The tasks beside language modelling: recall, classification, adaptation. All run through the one training loop."""
+"""The tasks beside language modelling: recall and classification. Both run through the one training loop."""
 
 import gzip
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coupledqk.cli import main
-from coupledqk.config import AdaptConfig, GLUEConfig, MQARConfig, RunConfig, identity
+from coupledqk.config import MQARConfig, RunConfig, identity
 from coupledqk.data.glue import read_glue
 from coupledqk.data.tokenizers import byte_tokenizer
 from coupledqk.errors import CoupledQKError
@@ -22,62 +21,13 @@ from coupledqk.report.runs_page import write_page
 from coupledqk.runs import Run
 from coupledqk.schema import change
 from coupledqk.tasks.accuracy import score
-from coupledqk.tasks.adapt import Adapting
 from coupledqk.tasks.glue import Classifier, SentenceClassification, encode, join
 from coupledqk.tasks.models import load_model, new_model
 from coupledqk.tasks.mqar import AssociativeRecall
-from coupledqk.tasks.running import train_run
-from coupledqk.training.checkpoints import Checkpoints, read_weights
-from coupledqk.training.logs import RunLog
+from coupledqk.training.checkpoints import read_weights
+from small_runs import TINY_TASK, assert_resumes_to_the_same_bits, newest, run_to
 
-TINY = {
-    "d_model": 16,
-    "n_heads": 2,
-    "n_layers": 2,
-    "d_ff": 32,
-    "batch_size": 8,
-    "lr": 1e-2,
-    "steps": 20,
-    "warmup": 2,
-    "eval_every": 10,
-    "log_every": 1,
-    "save_every": 7,
-    "device": "cpu",
-}
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
-
-
-def run_to(config: RunConfig, path: Path, stop_at: int | None = None) -> Run:
-    done = 0
-
-    def listen(event) -> None:
-        nonlocal done
-        done = event.step
-
-    def stop() -> bool:
-        return stop_at is not None and done >= stop_at
-
-    return train_run(config, path, lambda run: [RunLog(run, config.train.log_every), listen], stop)
-
-
-def newest(run: Run) -> Path:
-    folder = Checkpoints(run.path / "checkpoints", keep=1).newest()
-    assert folder is not None
-    return folder
-
-
-def assert_resumes_to_the_same_bits(config: RunConfig, folder: Path) -> None:
-    whole = run_to(config, folder / "whole")
-    parts = run_to(config, folder / "parts", stop_at=9)
-    assert parts.status == "interrupted"
-    parts = run_to(config, folder / "parts")
-    for file in ("model.safetensors", "state.pt"):
-        assert (newest(parts) / file).read_bytes() == (newest(whole) / file).read_bytes()
-    assert (parts.path / "metrics.jsonl").read_text() == (whole.path / "metrics.jsonl").read_text()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # accuracy
@@ -95,7 +45,7 @@ def test_accuracy_and_loss_by_hand() -> None:
 
 
 def recall(variant: str = "standard", **settings) -> RunConfig:
-    small = {**TINY, "vocab_size": 16, "n_positions": 16, "seq_len": 16, "n_pairs": 2, "n_test": 40}
+    small = {**TINY_TASK, "vocab_size": 16, "n_positions": 16, "seq_len": 16, "n_pairs": 2, "n_test": 40}
     return recipe("mqar-mini", variant, **{**small, **settings})
 
 
@@ -201,16 +151,6 @@ def test_the_command_compares_attentions_over_seeds_and_learning_rates(tmp_path:
 # GLUE
 
 WORDS = {0: "dull", 1: "bright"}
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Run:
-    """A language model of bytes, hardly trained."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(60)))
-    config = recipe("mini", corpus=str(text), tokenizer="bytes", n_positions=64, seq_len=16, max_tokens=None,
-                    max_valid_tokens=None, **{**TINY, "steps": 10})  # fmt: skip
-    return run_to(config, tmp_path / "source")
 
 
 @pytest.fixture
@@ -330,82 +270,6 @@ def test_the_command_fine_tunes_runs(source: Run, glue: Path, tmp_path: Path, ca
     (run,) = (Run(path.parent) for path in (tmp_path / "tuned").rglob("config.toml"))
     assert (run.config.seed, run.config.train.steps, run.config.train.warmup) == (0, 2, 0)
     assert run.info["corpus"]["examples"] == {"train": 40, "dev": 20}
-
-
-# adapting
-
-
-@pytest.fixture
-def other_text(tmp_path: Path) -> Path:
-    path = tmp_path / "other.txt"
-    path.write_text("".join(f"the root of {n * n} is {n};\n" for n in range(60)))
-    return path
-
-
-def adapt(source: Run, text: Path, method: str, variant: str = "standard", **settings) -> RunConfig:
-    config = replace(
-        source.config,
-        init_from=str(source.path),
-        task=AdaptConfig(corpus=str(text), tokenizer="bytes", method=method),  # pyright: ignore[reportArgumentType]
-    )
-    attention = {"dynamics.method": "leapfrog", "gate": True} if variant == "coupled" else {}
-    return change(config, {**attention, **settings})
-
-
-TRAINED = {
-    "full": ("standard", r".*"),
-    "lora": ("standard", r".*\.lora_[AB]\..*"),
-    "lora_coupling": ("coupled", r".*(\.lora_[AB]\.|\.dynamics\.).*"),
-    "coupling": ("coupled", r".*\.dynamics\..*"),
-}
-
-
-@pytest.mark.parametrize("method", TRAINED)
-def test_only_what_the_method_names_is_trained(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
-    variant, trained = TRAINED[method]
-    config = adapt(source, other_text, method, variant, steps=6, warmup=0)
-    start = Adapting.open(config).build_model().state_dict()
-    run = run_to(config, tmp_path / method)
-    end = read_weights(newest(run))
-    assert end.keys() == start.keys()
-    changed = {name for name in start if not torch.equal(start[name], end[name])}
-    assert changed == {name for name in start if re.fullmatch(trained, name)}
-    assert run.result["final"]["loss"] < Adapting.open(config).evaluate(load_model(source))["loss"]
-
-
-@pytest.mark.parametrize("method", TRAINED)
-def test_every_method_starts_with_the_sources_exact_loss(source: Run, other_text: Path, method: str) -> None:
-    task = Adapting.open(adapt(source, other_text, method, TRAINED[method][0]))
-    assert task.evaluate(task.build_model())["loss"] == task.evaluate(load_model(source))["loss"]
-
-
-@pytest.mark.parametrize("method", ["lora_coupling", "coupling"])
-def test_adapting_resumes_to_the_same_bits(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
-    assert_resumes_to_the_same_bits(adapt(source, other_text, method, "coupled", steps=20), tmp_path)
-
-
-def test_an_adapted_run_is_read_as_a_plain_model_with_the_updates_merged(
-    source: Run, other_text: Path, tmp_path: Path
-) -> None:
-    config = adapt(source, other_text, "lora", steps=6, warmup=0)
-    run, task = run_to(config, tmp_path / "adapted"), Adapting.open(config)
-    plain = load_model(run, "final")
-    assert plain.state_dict().keys() == load_model(source).state_dict().keys()
-    assert task.evaluate(plain)["loss"] == pytest.approx(run.result["final"]["loss"], rel=1e-6)
-    assert run.result["final"]["loss"] != task.evaluate(load_model(source))["loss"]
-
-
-def test_what_cannot_be_adapted_is_said(source: Run, other_text: Path) -> None:
-    with pytest.raises(CoupledQKError, match="trains the dynamics, but the model has none"):
-        Adapting.open(adapt(source, other_text, "coupling"))
-    with pytest.raises(CoupledQKError, match=r"tokenizer='bpe:300', but .* reads bytes: set tokenizer=bytes"):
-        Adapting.open(adapt(source, other_text, "full", tokenizer="bpe:300", vocab_size=300))
-    with pytest.raises(CoupledQKError, match="rank=4 has no effect with method 'full'"):
-        AdaptConfig(rank=4)
-    with pytest.raises(CoupledQKError, match="set gate=true"):
-        Adapting.open(adapt(source, other_text, "coupling", "coupled", gate=False)).build_model()
-    with pytest.raises(CoupledQKError, match="name it with init_from"):
-        RunConfig(task=GLUEConfig())
 
 
 def test_where_things_lie_does_not_change_what_a_run_is(source: Run, glue: Path) -> None:

@@ -1,0 +1,162 @@
+"""A run can die at any instant: nothing is lost, and it ends with the same bits."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from coupledqk.config import identity
+from coupledqk.errors import CoupledQKError
+from coupledqk.runs import Run
+from coupledqk.schema import change
+from coupledqk.training.checkpoints import Checkpoints, damage
+from coupledqk.training.events import Event
+from small_runs import TINY, run_to, tiny, trained_bits
+
+
+@pytest.mark.parametrize(
+    ("variant", "precision", "stop_at"),
+    [("hamiltonian", "fp32", 7), ("diff", "fp16", 8), ("standard", "bf16", 1), ("affine", "fp32", 19)],
+)
+def test_stopping_and_resuming_changes_no_bit(text: Path, tmp_path: Path, variant, precision, stop_at) -> None:
+    config = tiny(text, variant, precision=precision)
+    whole = run_to(config, tmp_path / "whole")
+    parts = run_to(config, tmp_path / "parts", stop_at=stop_at)
+    assert not parts.result
+    assert parts.status == "interrupted"
+    parts = run_to(config, tmp_path / "parts")
+    assert trained_bits(parts) == trained_bits(whole)
+
+
+def test_a_run_killed_at_random_instants_ends_with_the_same_bits(text: Path, tmp_path: Path) -> None:
+    settings = {"steps": 40, "save_every": 3, "threads": 1}
+    whole = run_to(tiny(text, **settings), tmp_path / "whole")
+    flags = [f"--{name}={value}" for name, value in {**TINY, **settings, "corpus": text}.items()]
+    command = [
+        sys.executable,
+        "-m",
+        "coupledqk",
+        "train",
+        "--variant",
+        "hamiltonian",
+        "--out",
+        str(tmp_path / "killed"),
+        *flags,
+    ]
+    draw = random.Random(0)
+    for attempt in count(1):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        if attempt <= 3:
+            process.stderr.readline()  # the first sign of life: training has begun
+            time.sleep(draw.uniform(0, 0.25))
+            process.send_signal(signal.SIGKILL)
+        errors = process.communicate()[1]
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+    assert attempt > 1
+    assert trained_bits(Run(tmp_path / "killed")) == trained_bits(whole)
+
+
+def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(text: Path, tmp_path: Path) -> None:
+    flags = [
+        f"--{name}={value}" for name, value in {**TINY, "corpus": text, "steps": 100_000, "eval_every": 1000}.items()
+    ]
+    command = [sys.executable, "-m", "coupledqk", "train", "--out", str(tmp_path / "run"), *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert f"coupledqk train --resume {tmp_path / 'run'}" in errors
+    run = Run(tmp_path / "run")
+    newest = Checkpoints(run.path / "checkpoints", keep=2).newest()
+    assert newest is not None
+    assert damage(newest) is None
+    assert int(newest.name.removeprefix("step-")) == run.records("train")[-1]["step"]
+
+
+def test_damaged_checkpoints_are_passed_over_and_it_is_said(text: Path, tmp_path: Path) -> None:
+    config = tiny(text)
+    whole = run_to(config, tmp_path / "whole")
+    run_to(config, tmp_path / "run", stop_at=9)
+    newest = Checkpoints(tmp_path / "run/checkpoints", keep=2).newest()
+    assert newest is not None
+    with (newest / "model.safetensors").open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\x7f")
+    heard: list[Event] = []
+    resumed = run_to(config, tmp_path / "run", hear=heard.append)
+    assert heard[0].step == 8
+    assert "damaged" in heard[0].notes[0]  # pyright: ignore
+    assert trained_bits(resumed) == trained_bits(whole)
+
+
+def test_when_no_good_checkpoint_is_left_nothing_is_overwritten(text: Path, tmp_path: Path) -> None:
+    run_to(tiny(text), tmp_path / "run", stop_at=6)
+    for checkpoint in (tmp_path / "run/checkpoints").glob("step-*"):
+        (checkpoint / "state.pt").write_bytes(b"")
+    with pytest.raises(CoupledQKError, match="no good one is left"):
+        run_to(tiny(text), tmp_path / "run")
+    assert Run(tmp_path / "run").records("train")
+
+
+def test_only_runtime_settings_may_change_on_resume(text: Path, tmp_path: Path) -> None:
+    config = tiny(text)
+    run_to(config, tmp_path / "run", stop_at=5)
+    with pytest.raises(CoupledQKError, match=r"train\.lr \(0\.01 there, 0\.02 now\)"):
+        run_to(change(config, {"lr": 0.02}), tmp_path / "run")
+    other_runtime = change(config, {"keep": 1, "gradient_checkpointing": True})
+    assert identity(other_runtime) == identity(config)
+    assert run_to(other_runtime, tmp_path / "run").result
+    assert Run(tmp_path / "run").config == other_runtime
+
+
+def test_a_run_is_not_resumed_on_text_that_has_changed(text: Path, tmp_path: Path) -> None:
+    run_to(tiny(text), tmp_path / "run", stop_at=5)
+    text.write_text(text.read_text() + "One more line.\n")
+    with pytest.raises(CoupledQKError, match="has changed since"):
+        run_to(tiny(text), tmp_path / "run")
+
+
+def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    with run.lock(), pytest.raises(CoupledQKError, match="another process"):
+        run_to(tiny(text), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.txt").write_text("mine")
+    with pytest.raises(CoupledQKError, match="is not a run folder"):
+        run_to(tiny(text), tmp_path / "thesis")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.txt"]
+
+
+def test_a_full_disk_harms_nothing_already_saved(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run_to(tiny(text), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        calls = count(1)
+        save = torch.save
+
+        def full(state, path) -> None:
+            if next(calls) == 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            save(state, path)
+
+        patch.setattr(torch, "save", full)
+        with pytest.raises(CoupledQKError, match="no space left"):
+            run_to(tiny(text), tmp_path / "run")
+    assert Checkpoints(tmp_path / "run/checkpoints", keep=2).steps() == [4, 8]
+    assert trained_bits(run_to(tiny(text), tmp_path / "run")) == trained_bits(whole)
