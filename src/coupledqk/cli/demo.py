@@ -36,9 +36,15 @@ class Demo:
     def run(self) -> None:
         runs = []
         for name in VARIANTS:
-            # half of the recipe's rate, for half of its batch: at the whole one a variant may lose its way
-            settings = {"steps": self.steps, "warmup": self.steps // 10, "batch_size": 8, "lr": 1e-3}
-            config = recipe("nano", name, eval_every=max(1, self.steps // 5), **settings)
+            config = recipe(
+                "nano",
+                name,
+                steps=self.steps,
+                warmup=self.steps // 10,
+                batch_size=8,
+                lr=1e-3,  # half of the recipe's, for half of its batch: at the whole one a variant may lose its way
+                eval_every=max(1, self.steps // 5),
+            )
             runs.append(train_one(config, self.out / name, label=f"{name:<8}"))
         print(f"\n{results_table(runs)}")
         samples = [continuation(run) for run in runs]

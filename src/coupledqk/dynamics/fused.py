@@ -165,7 +165,7 @@ def undo(
     grad_h, product = scratch.like(grad_k), scratch.like(grad_k)
     for move, x, slope in reversed(reads):
         if move == "force":
-            pull_back(slope, grad_h)
+            by_group(slope, len(grad_k)).mul_(grad_h.unsqueeze(1))
             sums.w1.baddbmm_(slope.mT, x)
             grad_q = torch.baddbmm(grad_q, slope, weights.w1, out=new_q)
         elif move == "drift":
@@ -185,18 +185,8 @@ def fold(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor) -> Weights:
 
 
 def drift(q: Tensor, k: Tensor, dt: Tensor, out: Tensor) -> Tensor:
-    if len(q) == len(k):
-        return torch.addcmul(q, k, dt, out=out)
     torch.addcmul(by_group(q, len(k)), k.unsqueeze(1), dt.unsqueeze(1), out=by_group(out, len(k)))
     return out
-
-
-def pull_back(slope: Tensor, grad_h: Tensor) -> None:
-    """Makes the slopes the gradients of W₁ q."""
-    if len(slope) == len(grad_h):
-        slope.mul_(grad_h)
-    else:
-        by_group(slope, len(grad_h)).mul_(grad_h.unsqueeze(1))
 
 
 def by_group(x: Tensor, key_heads: int) -> Tensor:

@@ -13,15 +13,15 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, DiffLlamaForCausalLM, PreTrainedModel
 
-from ..config import LMConfig, RunConfig, TrainConfig, identity, text_of
+from ..config import LMConfig, RunConfig, TrainConfig, text_of
 from ..data.tokenizers import Tokenizer, from_json
 from ..errors import CoupledQKError
 from ..files import atomic_path, sha256, write_atomic
 from ..model import TransformerLM
-from ..provenance import commit, machine, versions
-from ..runs import Run, variant_name
+from ..runs import Run
 from ..schema import change, from_dict, to_dict
 from ..tasks.models import load_model, run_tokenizer
+from ..tasks.running import describe
 from ..training.checkpoints import Checkpoints
 from .card import model_card
 from .configuration import CoupledQKConfig
@@ -106,22 +106,10 @@ def import_run(folder: Path, path: Path) -> Run:
             run.write_json("result.json", record["result"])
             write_atomic(temporary / "metrics.jsonl", record["metrics"])
         else:
-            run.write_json("info.json", _describe(run, model, path.name, folder.name))
+            # no corpus has this hash, so training cannot go on from weights that come without a story
+            unknown = {"corpus": f"unknown, imported from {folder.name}", "hash": None}
+            run.write_json("info.json", describe(path.name, run.config, model, unknown))
     return Run(path)
-
-
-def _describe(run: Run, model: TransformerLM, name: str, source: str) -> dict[str, Any]:
-    """What is known of weights that come without a story; no corpus has this hash, so training cannot go on from them here."""
-    return {
-        "name": name,
-        "variant": variant_name(run.config),
-        "identity": identity(run.config),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "corpus": {"corpus": f"unknown, imported from {source}", "hash": None},
-        "commit": commit(),
-        "versions": versions(),
-        "machine": machine(),
-    }
 
 
 def load_exported(folder: Path) -> TransformerLM:

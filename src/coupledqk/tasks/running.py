@@ -83,7 +83,8 @@ def train_run(
         model = task.build_model().to(device)
         for name, text in task.files.items():
             write_atomic(run.path / name, text)
-        run.write_json("info.json", describe(run, model, task))
+        started = run.info.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        run.write_json("info.json", {**describe(path.name, run.config, model, task.about), "started": started})
         checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep)
         listeners = consumers(run)
         event: Event | None = None
@@ -95,18 +96,18 @@ def train_run(
     return run
 
 
-def describe(run: Run, model: nn.Module, task: RunTask) -> dict[str, Any]:
+def describe(name: str, config: RunConfig, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
+    """What a run folder says of its model, and `about` its data."""
     return {
-        "name": run.path.name,
-        "variant": variant_name(run.config),
-        "identity": identity(run.config),
+        "name": name,
+        "variant": variant_name(config),
+        "identity": identity(config),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "corpus": task.about,
+        "corpus": about,
         "commit": commit(),
         "versions": versions(),
         "machine": machine(),
-        "started": run.info.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
