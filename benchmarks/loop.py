@@ -24,7 +24,7 @@ from coupledqk.config import LMConfig, RunConfig, RuntimeConfig, TrainConfig
 from coupledqk.data.batches import Batch, train_batch
 from coupledqk.model import TransformerLM
 from coupledqk.provenance import commit, machine, versions
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.training.checkpoints import Checkpoints
 from coupledqk.training.events import Step
 from coupledqk.training.logs import RunLog

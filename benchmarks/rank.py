@@ -23,7 +23,7 @@ from coupledqk import TransformerLM
 from coupledqk.analysis import record, singular_values, survey
 from coupledqk.analysis.measures import effective_rank
 from coupledqk.provenance import machine
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.tasks.models import load_model
 
 SHARPNESS = 3.0

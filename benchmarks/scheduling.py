@@ -23,7 +23,7 @@ from coupledqk.lab.experiment import Experiment, load
 from coupledqk.lab.overview import GridProgress
 from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.provenance import commit, machine, versions
-from coupledqk.tasks.running import train_run
+from coupledqk.runs.training import train_run
 from coupledqk.training.logs import RunLog
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from coupledqk import Attention, TransformerLM
 from coupledqk.dynamics import MLPForce, PotentialForce
 from coupledqk.recipes import recipe
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from small_runs import TINY_TASK, run_to
 
 torch.set_num_threads(1)

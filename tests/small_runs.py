@@ -7,8 +7,8 @@ import torch
 
 from coupledqk.config import RunConfig
 from coupledqk.recipes import recipe
-from coupledqk.runs import Run
-from coupledqk.tasks.running import train_run
+from coupledqk.run_folder import Run
+from coupledqk.runs.training import train_run
 from coupledqk.training.checkpoints import Checkpoints
 from coupledqk.training.events import Event
 from coupledqk.training.logs import RunLog

@@ -9,7 +9,7 @@ import torch
 
 from coupledqk.config import AdaptConfig, GLUEConfig, RunConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.schema import change
 from coupledqk.tasks.adapt import Adapting
 from coupledqk.tasks.models import load_model

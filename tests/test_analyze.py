@@ -14,9 +14,9 @@ from coupledqk.cli.analyze_tables import starred, tables
 from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
+from coupledqk.runs.training import train_run
 from coupledqk.tasks.models import load_model
-from coupledqk.tasks.running import train_run
 from coupledqk.training.logs import RunLog
 
 TINY = {

@@ -18,7 +18,7 @@ from coupledqk.bench.memory import Memory, peak_memory
 from coupledqk.bench.timing import speeds, spread, take_turns
 from coupledqk.cli import main
 from coupledqk.dynamics import fused
-from coupledqk.lab.paper import THROUGHPUT
+from coupledqk.published import THROUGHPUT
 
 SMALL = ["--preset", "nano", "--vocab", "97", "--batch", "2", "--seq-len", "32", "--rounds", "2", "--device", "cpu"]
 SMALL += ["--threads", "1"]

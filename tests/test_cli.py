@@ -9,7 +9,7 @@ import pytest
 
 from coupledqk.cli import COMMANDS, main
 from coupledqk.cli.settings import parse_settings
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.schema import to_toml
 from coupledqk.variants import VARIANTS
 

@@ -14,7 +14,7 @@ from coupledqk.lab import compare
 from coupledqk.lab.answer import answer
 from coupledqk.lab.compare import LENGTHS, Text, choose, fit, open_text
 from coupledqk.lab.verdicts import Claim
-from coupledqk.report.outcome import read
+from coupledqk.outcome import read
 from test_lab_report import make_outcome
 from test_report import text_of
 

@@ -12,7 +12,7 @@ from coupledqk.config import GLUEConfig, identity
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import base_config, make_plan, with_needed
 from coupledqk.lab.experiment import load, names, parse
-from coupledqk.runs import variant_name
+from coupledqk.run_folder import variant_name
 
 TRAINING = [name for name in names() if load(name).scales]
 MEASURING = [name for name in names() if load(name).commands]

@@ -29,7 +29,7 @@ from coupledqk.explore.paths import plane_paths
 from coupledqk.explore.server import MOST_BYTES, Server
 from coupledqk.model import TransformerLM
 from coupledqk.recipes import recipe
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.training.checkpoints import Checkpoints
 
 TEXT = "the cat and the dog"

@@ -14,7 +14,7 @@ from coupledqk.analysis.figures import attention_figure, convergence_figure, dra
 from coupledqk.analysis.style import COLOURS, DASHES, HATCHES, MARKERS, look, save, styled
 from coupledqk.config import RunConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.variants import preset
 
 matplotlib = pytest.importorskip("matplotlib")

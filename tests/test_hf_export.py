@@ -15,9 +15,9 @@ from coupledqk.config import AdaptConfig
 from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
+from coupledqk.runs.training import train_run
 from coupledqk.tasks.models import load_model, new_model, run_tokenizer
-from coupledqk.tasks.running import train_run
 from coupledqk.training.logs import RunLog
 
 transformers = pytest.importorskip("transformers")

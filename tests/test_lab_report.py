@@ -16,11 +16,7 @@ from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.changes import with_changes
 from coupledqk.lab.verdicts import Claim, judge_all
-from coupledqk.recipes import recipe
-from coupledqk.report.curves import panels
-from coupledqk.report.figures import write_figures
-from coupledqk.report.lab_page import html_report, latex_report, markdown_report, write_report
-from coupledqk.report.outcome import (
+from coupledqk.outcome import (
     CellRecord,
     Metric,
     Origin,
@@ -34,6 +30,10 @@ from coupledqk.report.outcome import (
     to_json,
     write,
 )
+from coupledqk.recipes import recipe
+from coupledqk.report.curves import panels
+from coupledqk.report.figures import write_figures
+from coupledqk.report.lab_page import html_report, latex_report, markdown_report, write_report
 from coupledqk.report.tables import Table, costs_table, latex, markdown, results_table
 from coupledqk.schema import to_dict
 from test_report import HOSTILE, elements, make_run, text_of

@@ -17,7 +17,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.report.axis import Axis
 from coupledqk.report.chart import Series, line_chart
 from coupledqk.report.runs_page import Sample, write_page
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.variants import preset
 
 SVG = "{http://www.w3.org/2000/svg}"

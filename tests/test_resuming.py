@@ -15,7 +15,7 @@ import torch
 
 from coupledqk.config import identity
 from coupledqk.errors import CoupledQKError
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.schema import change
 from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Event

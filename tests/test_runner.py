@@ -13,8 +13,8 @@ from coupledqk.lab.engine import LocalPool, Message
 from coupledqk.lab.experiment import load, parse
 from coupledqk.lab.outcomes import outcome, thinned
 from coupledqk.lab.runner import Queue, check_seeds, run_queue, stale
-from coupledqk.report.outcome import read
-from coupledqk.tasks.running import train_run
+from coupledqk.outcome import read
+from coupledqk.runs.training import train_run
 from coupledqk.training.logs import RunLog
 
 EXPERIMENT = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coupledqk import CoupledQKError
-from coupledqk.lab.statistics import (
+from coupledqk.statistics import (
     Estimate,
     SpreadRatio,
     bootstrap_interval,

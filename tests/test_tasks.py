@@ -18,7 +18,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.loss import IGNORED
 from coupledqk.recipes import RECIPES, glue_recipe, recipe
 from coupledqk.report.runs_page import write_page
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
 from coupledqk.schema import change
 from coupledqk.tasks.accuracy import score
 from coupledqk.tasks.glue import Classifier, SentenceClassification, encode, join

@@ -14,10 +14,10 @@ from coupledqk.data.batches import valid_batches
 from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError, DivergedError
 from coupledqk.recipes import RECIPES, recipe
-from coupledqk.runs import Run
+from coupledqk.run_folder import Run
+from coupledqk.runs.training import train_run
 from coupledqk.tasks.lm import measure
 from coupledqk.tasks.models import load_model, new_model
-from coupledqk.tasks.running import train_run
 from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Evaluation, Event, Step
 from coupledqk.training.logs import RunLog, tensorboard

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coupledqk import CoupledQKError
-from coupledqk.lab.statistics import paired, relative_differences, welch
 from coupledqk.lab.verdicts import Claim, judge, judge_all
 from coupledqk.schema import from_dict, to_dict
+from coupledqk.statistics import paired, relative_differences, welch
 
 HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot tell with this many seeds"
 TRIALS = 2000

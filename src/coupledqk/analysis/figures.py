@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..errors import CoupledQKError
-from ..runs import Run
+from ..run_folder import Run
 from .style import COLOURS, DIVERGING, HATCHES, PAGE_WIDTH, PANEL_HEIGHT, SEQUENTIAL, look, new_figure, styled
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CoupledQKError
-from ..runs import Run, variant_name
+from ..run_folder import Run, variant_name
 from .paired import CONFIDENCE, differences
 from .survey import MEASURES, Survey
 

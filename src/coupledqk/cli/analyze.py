@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..config import text_of
 from ..errors import CoupledQKError
-from ..runs import Run
+from ..run_folder import Run
 from .analyze_tables import labels, tables
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ class Bench:
 
         coupledqk bench
         coupledqk bench --preset nano --vocab 2048 --rounds 3
-        coupledqk bench --peers llama x-transformers diffllama --memory-batch 8 --save benchmarks/results
+        coupledqk bench --peers llama x-transformers diffllama --memory-batch 8 --save results/bench
         coupledqk bench --variants euler hamiltonian --impl reference fused
         coupledqk bench --lengths 256 512 1024 2048 4096 --batch 1 --variants hamiltonian diff
         coupledqk bench --n-steps 1 3 5 7
@@ -166,7 +166,7 @@ def tell(text: str) -> None:
 
 def published_ratios() -> dict[str, dict[str, float]]:
     """The paper's table, relative to its standard attention."""
-    from ..lab.paper import THROUGHPUT
+    from ..published import THROUGHPUT
 
     standard = THROUGHPUT["standard"]
     return {name: {key: row[key] / standard[key] for key in row} for name, row in THROUGHPUT.items()}

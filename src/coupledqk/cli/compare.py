@@ -12,7 +12,7 @@ from .output import table
 if TYPE_CHECKING:
     from ..lab.cells import Plan
     from ..lab.compare import Choice, Text
-    from ..report.outcome import Outcome
+    from ..outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..recipes import recipe
 from ..report.runs_page import Sample, write_page
-from ..runs import Run
+from ..run_folder import Run
 from .output import results_table
 from .train import train_one
 

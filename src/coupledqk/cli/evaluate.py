@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import text_of
-from ..runs import Run
+from ..run_folder import Run
 from .output import table
 
 

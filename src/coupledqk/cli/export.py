@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runs import Run
+from ..run_folder import Run
 
 
 @dataclass(frozen=True)

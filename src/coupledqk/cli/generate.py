@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CoupledQKError
-from ..runs import Run
+from ..run_folder import Run
 
 
 @dataclass(frozen=True)

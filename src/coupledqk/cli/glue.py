@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..config import ModelConfig, RunConfig, text_of
 from ..recipes import glue_recipe
-from ..runs import Run, default_name, variant_name
+from ..run_folder import Run, default_name, variant_name
 from .output import mean_and_std, table
 from .train import train_one
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ..config import RunConfig
 from ..errors import CoupledQKError, DivergedError
 from ..recipes import RECIPES, recipe
-from ..runs import Run, default_name, variant_name
+from ..run_folder import Run, default_name, variant_name
 from .output import mean_and_std, table
 from .train import train_one
 

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from ..runs import Run, measure_name
+from ..run_folder import Run, measure_name
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

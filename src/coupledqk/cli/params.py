@@ -60,7 +60,7 @@ class Params:
 
     def rows(self) -> list[dict[str, Any]]:
         from ..costs import count_parameters
-        from ..lab.paper import PARAMETERS, agrees
+        from ..published import PARAMETERS, agrees
 
         if self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CoupledQKError
+from ..outcome import Outcome, read, read_all
 from ..report.figures import write_figures
 from ..report.lab_page import ENDINGS, count, write_report
-from ..report.outcome import Outcome, read, read_all
 from ..report.runs_page import write_page
-from ..runs import find_runs
+from ..run_folder import find_runs
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import identity
 from ..errors import CoupledQKError
-from ..runs import Run, find_runs, task_name, variant_name
+from ..run_folder import Run, find_runs, task_name, variant_name
 from .output import table
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError, DivergedError
-from ..runs import measure_name, variant_name
+from ..run_folder import measure_name, variant_name
 from ..schema import change
 from .output import table
 from .settings import WithSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
-from ..runs import Run, default_name
+from ..run_folder import Run, default_name
 from ..schema import change, to_toml
 from .output import results_table
 from .settings import WithSettings, parse_settings, settings_help
@@ -64,7 +64,7 @@ def train_one(
     config: RunConfig, out: Path, tensorboard: bool = False, wandb: bool = False, label: str | None = None
 ) -> Run:
     """Trains with progress on the terminal; a run stopped on request ends the program and says how to go on."""
-    from ..tasks.running import train_run
+    from ..runs.training import train_run
     from ..training import logs
     from ..training.progress import Progress, stop_on_signals, tokenizing
 

@@ -28,7 +28,7 @@ from ..analysis import Tape, record
 from ..analysis.measures import effective_rank, entropy, singular_values
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..runs import Run, variant_name
+from ..run_folder import Run, variant_name
 from .packing import pack, scaled_codes, weight_codes
 from .paths import plane_paths
 

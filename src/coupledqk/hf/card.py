@@ -6,7 +6,7 @@ from string import Template
 from typing import Any
 
 from ..config import RuntimeConfig, text_of
-from ..runs import Run, variant_name
+from ..run_folder import Run, variant_name
 from ..schema import to_toml
 
 CARD = Template("""---

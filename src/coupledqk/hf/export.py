@@ -18,10 +18,10 @@ from ..data.tokenizers import Tokenizer, from_json
 from ..errors import CoupledQKError
 from ..files import atomic_path, sha256, write_atomic
 from ..model import TransformerLM
-from ..runs import Run
+from ..run_folder import Run
+from ..runs.training import describe
 from ..schema import change, from_dict, to_dict
 from ..tasks.models import load_model, run_tokenizer
-from ..tasks.running import describe
 from ..training.checkpoints import Checkpoints
 from .card import model_card
 from .configuration import CoupledQKConfig

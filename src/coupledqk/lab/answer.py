@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..report.outcome import EvidenceRecord, Outcome, Row, VerdictRecord
+from ..outcome import EvidenceRecord, Outcome, Row, VerdictRecord
 from ..report.tables import percent
 
 

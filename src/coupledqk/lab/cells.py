@@ -10,9 +10,9 @@ from typing import Any
 
 from ..config import DataConfig, GLUEConfig, RunConfig
 from ..errors import CoupledQKError
+from ..outcome import Status
 from ..recipes import recipe
-from ..report.outcome import Status
-from ..runs import Run, default_name
+from ..run_folder import Run, default_name
 from ..schema import change, from_dict, to_dict
 from .experiment import Experiment, Grid, Scale, scale_of
 

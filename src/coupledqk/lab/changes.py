@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from ..report.outcome import Change, Outcome, Row
-from .statistics import UntestableError, paired, relative_differences
+from ..outcome import Change, Outcome, Row
+from ..statistics import UntestableError, paired, relative_differences
 
 
 def with_changes(outcome: Outcome) -> Outcome:

@@ -18,9 +18,9 @@ from ..data.corpora import open_corpus
 from ..data.shards import Progress, prepare
 from ..errors import CoupledQKError
 from ..files import write_atomic
+from ..outcome import Outcome, write
 from ..recipes import RECIPES, recipe
-from ..report.outcome import Outcome, write
-from ..runs import task_name
+from ..run_folder import task_name
 from ..schema import require
 from .answer import answer
 from .cells import Plan
@@ -112,7 +112,7 @@ def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: 
 
 def measure(text: Text, variants: Sequence[str]) -> dict[str, float]:
     """Tokens per second of each variant, in training."""
-    from ..tasks.running import train_run
+    from ..runs.training import train_run
     from ..training.logs import RunLog
 
     settings = settings_of(text, Choice(PROBE_STEPS, _tokens(LENGTHS[0]), FEWEST_VALID, 0)) | {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from ..config import RunConfig
 from ..costs import flops
+from ..published import THROUGHPUT
 from ..recipes import RECIPES
-from ..runs import Run, find_runs
-from .paper import THROUGHPUT
+from ..run_folder import Run, find_runs
 
 SIMILAR = 8
 """Runs whose steps differ in work by no more than this factor tell each other's speed."""

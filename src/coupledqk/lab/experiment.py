@@ -30,7 +30,7 @@ from importlib.resources import files
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ..errors import CoupledQKError, unknown
-from ..report.outcome import Metric, Published, decode
+from ..outcome import Metric, Published, decode
 from ..schema import from_dict
 from .verdicts import Claim, check_primary
 

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .. import outcome as report
 from .. import provenance
 from ..config import identity
-from ..report import outcome as report
-from ..report.outcome import CellRecord, Origin, Outcome, Row, VerdictRecord
-from ..runs import Run
+from ..outcome import CellRecord, Origin, Outcome, Row, VerdictRecord
+from ..run_folder import Run
 from ..schema import flat, to_dict
 from .cells import Cell, Plan, base_config, failure, status
 from .changes import with_changes

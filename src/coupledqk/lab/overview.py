@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..runs import Run
+from ..run_folder import Run
 from .cells import Cell
 from .estimates import work
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from .. import outcome as report
 from ..errors import CoupledQKError
-from ..report import outcome as report
-from ..runs import Run
+from ..run_folder import Run
 from .cells import Cell, Plan, make_plan, status, with_needed
 from .engine import Engine, Message
 from .outcomes import write_outcome
@@ -132,7 +132,7 @@ def check_seeds(plan: Plan) -> str | None:
 
 def require_statistics(plans: Sequence[Plan]) -> None:
     """Fails before training rather than after."""
-    from .statistics import scipy_special
+    from ..statistics import scipy_special
 
     if any(plan.scale.claims for plan in plans):
         scipy_special()

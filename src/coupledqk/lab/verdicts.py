@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..errors import CoupledQKError
 from ..schema import check_fields, require
-from .statistics import (
+from ..statistics import (
     LEVEL,
     Estimate,
     SpreadRatio,

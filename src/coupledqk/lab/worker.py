@@ -20,9 +20,9 @@ import torch
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError, DivergedError
 from ..files import write_atomic
-from ..runs import Run
+from ..run_folder import Run
+from ..runs.training import train_run
 from ..schema import from_toml
-from ..tasks.running import train_run
 from ..training.events import Event, Started, Step
 from ..training.logs import Consumer, RunLog
 from ..training.progress import stop_on_signals

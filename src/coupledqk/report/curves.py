@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ..outcome import CellRecord, Outcome
 from .axis import drawable
 from .chart import Series, line_chart
-from .outcome import CellRecord, Outcome
 
 MOST_CURVES = 6
 STEP, LOSS = 0, 2

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import atomic_path, write_atomic
+from ..outcome import Outcome
 from .curves import Panel, panels
-from .outcome import Outcome
 
 
 def figure_name(outcome: Outcome, panel: Panel) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..errors import CoupledQKError
 from ..files import write_atomic
+from ..outcome import Outcome
 from ..schema import flat
 from .curves import panels
 from .figures import figure_name
-from .outcome import Outcome
 from .page import plain, render
 from .runs_page import compare
 from .tables import SHORT, Table, claims_table, costs_table, latex, markdown, markdown_text, results_table, seeds_table

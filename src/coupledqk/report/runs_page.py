@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..runs import measure_name
+from ..run_folder import measure_name
 from ..schema import flat, to_dict
 from .axis import drawable
 from .chart import Point, Series, line_chart

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..errors import CoupledQKError
-from ..runs import Run
+from ..run_folder import Run
 
 Record = dict[str, Any]
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .outcome import ClaimRecord, Outcome, Row, VerdictRecord
+from ..outcome import ClaimRecord, Outcome, Row, VerdictRecord
 from .page import number
 
 NOTHING = "–"

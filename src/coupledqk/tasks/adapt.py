@@ -6,7 +6,7 @@ from ..config import AdaptConfig, RunConfig
 from ..data.shards import prepare
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..runs import Run
+from ..run_folder import Run
 from .lm import LanguageModelling
 from .lora import add_lora
 from .models import new_model, run_tokenizer

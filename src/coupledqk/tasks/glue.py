@@ -17,7 +17,7 @@ from ..files import digest
 from ..initial import Normal, global_normal, initialize
 from ..layers import INIT_STD
 from ..model import TransformerLM
-from ..runs import Run
+from ..run_folder import Run
 from ..training.loop import Batch
 from .accuracy import score
 from .lm import head_settings

@@ -11,7 +11,7 @@ from ..data.tokenizers import Tokenizer, from_json
 from ..dynamics import set_impl
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..runs import Run
+from ..run_folder import Run
 from ..training.checkpoints import Checkpoints, read_weights
 from .lora import merged
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import CoupledQKError
-from ..runs import Run
+from ..run_folder import Run
 from .events import Evaluation, Event, Saving, Started, Step
 
 Consumer = Callable[[Event], None]

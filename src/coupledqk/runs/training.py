@@ -13,17 +13,17 @@ from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..provenance import commit, machine, versions
-from ..runs import Run, variant_name
+from ..run_folder import Run, variant_name
+from ..tasks.adapt import Adapting
+from ..tasks.glue import SentenceClassification
+from ..tasks.lm import LanguageModelling
+from ..tasks.models import pick_device
+from ..tasks.mqar import AssociativeRecall
 from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
 from ..training.events import Event, Finished
 from ..training.logs import Consumer
 from ..training.loop import Task, train
-from .adapt import Adapting
-from .glue import SentenceClassification
-from .lm import LanguageModelling
-from .models import pick_device
-from .mqar import AssociativeRecall
 
 
 class RunTask(Task, Protocol):

@@ -1,6 +1,6 @@
 """What an experiment found, in one JSON file: all that a report needs, without the run folders.
 
-The laboratory writes it after every cell, `results/` keeps it, the report reads it. JSON has no NaN: null stands where a
+The laboratory writes it after every cell, `results/lab` keeps it, the report reads it. JSON has no NaN: null stands where a
 number is not finite (a run that diverged, the deviation of a single seed).
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from ..errors import CoupledQKError
-from ..files import write_atomic
 from .decoding import decode
+from .errors import CoupledQKError
+from .files import write_atomic
 
 FORMAT = 1
 Status = Literal["finished", "failed", "interrupted", "running", "waiting"]

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from ..errors import CoupledQKError, unknown
+from .errors import CoupledQKError, unknown
 
 Kind = TypeVar("Kind")
 

@@ -12,7 +12,7 @@ from functools import cache
 from statistics import fmean  # Python's own
 from typing import Any
 
-from ..errors import CoupledQKError
+from .errors import CoupledQKError
 
 LEVEL = 0.05
 """How often a test may be wrong where there is nothing to find."""

@@ -1,0 +1,1 @@
+"""Runs: training one into its folder, and opening a trained one."""
