@@ -4,20 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from ..run_folder import Run, measure_name
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join([first, *others]).rstrip()
-
-    return "\n".join([line(head), "  ".join("─" * width for width in widths), *map(line, rows)])
+from ..terminal import table
 
 
 def mean_and_std(values: Sequence[float]) -> str:
