@@ -24,7 +24,7 @@ from coupledqk.config import LMConfig, RunConfig, RuntimeConfig, TrainConfig
 from coupledqk.data.batches import Batch, train_batch
 from coupledqk.model import TransformerLM
 from coupledqk.provenance import commit, machine, versions
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.training.checkpoints import Checkpoints
 from coupledqk.training.events import Step
 from coupledqk.training.logs import RunLog
@@ -121,7 +121,7 @@ def bare_steps(config: RunConfig, task: RandomText) -> Callable[[], None]:
 
 
 def loop_steps(config: RunConfig, task: RandomText, folder: Path) -> Callable[[], None]:
-    run = Run(folder / "run")
+    run = RunFolder(folder / "run")
     run.create(config)
     log = RunLog(run, config.train.log_every)
     events = train(TransformerLM(config.model), task, config, Checkpoints(run.path / "checkpoints", keep=1))

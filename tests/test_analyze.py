@@ -14,7 +14,7 @@ from coupledqk.cli.analyze_tables import starred, tables
 from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.runs.training import train_run
 from coupledqk.tasks.models import load_model
 from coupledqk.training.logs import RunLog
@@ -43,7 +43,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
             config = recipe("nano", variant, corpus=str(folder / "text.txt"), **{**TINY, **settings})
             train_run(config, folder / name, lambda run: [RunLog(run, 2)])
     shutil.copytree(folder / "standard", folder / "again")
-    Run(folder / "untrained").create(Run(folder / "standard").config)
+    RunFolder(folder / "untrained").create(RunFolder(folder / "standard").config)
     return folder
 
 
@@ -63,8 +63,8 @@ def test_the_rank_table_is_the_mean_over_maps_by_an_independent_route(
     shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = analyze(shelf, "standard", batches=4)
-    tokens = prepare(Run.open(shelf / "standard").config.task).valid
-    model, per_layer = load_model(Run.open(shelf / "standard"), "final", "cpu"), [[], []]
+    tokens = prepare(RunFolder.open(shelf / "standard").config.task).valid
+    model, per_layer = load_model(RunFolder.open(shelf / "standard"), "final", "cpu"), [[], []]
     n_windows = len(tokens) // 16
     for i in range(4):
         start = i * n_windows // 4 * 16

@@ -9,7 +9,7 @@ import pytest
 
 from coupledqk.cli import COMMANDS, main
 from coupledqk.cli.settings import parse_settings
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.schema import to_toml
 from coupledqk.variants import VARIANTS
 
@@ -80,7 +80,7 @@ def test_train_prints_the_result_with_the_definition_of_perplexity(
     run = ["train", "--corpus", str(shelf / "text.txt"), "--out", str(shelf / "runs/two"), *SHAPE]
     main(run)
     printed = capsys.readouterr()
-    perplexity = Run(shelf / "runs/two").result["best"]["perplexity"]
+    perplexity = RunFolder(shelf / "runs/two").result["best"]["perplexity"]
     assert f"{perplexity:.2f}" in printed.out
     assert "each target once" in printed.out
     assert "step 12/12" in printed.err  # plain lines where there is no terminal
@@ -91,7 +91,7 @@ def test_train_prints_the_result_with_the_definition_of_perplexity(
 def test_eval_repeats_the_trainings_own_number(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["eval", str(shelf / "runs/one"), "--json"])
     measured = json.loads(capsys.readouterr().out)
-    best = Run(shelf / "runs/one").result["best"]
+    best = RunFolder(shelf / "runs/one").result["best"]
     assert measured["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
     assert measured["bits_per_byte"] == pytest.approx(best["bits_per_byte"], rel=1e-6)
     assert "non-overlapping windows of 16 tokens" in measured["perplexity_definition"]
@@ -135,12 +135,12 @@ def test_data_info_counts_bytes_documents_and_tokens(shelf: Path, capsys: pytest
     assert sum(split["bytes"] for split in info["splits"].values()) == size
     assert all(split["tokens"] == split["bytes"] + split["documents"] for split in info["splits"].values())
     assert len(info["hash"]) == 64
-    assert Run(shelf / "runs/one").info["corpus"]["hash"] == info["hash"]
+    assert RunFolder(shelf / "runs/one").info["corpus"]["hash"] == info["hash"]
 
 
 def test_a_configuration_file_stands_in_for_recipe_and_variant(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = shelf / "mine.toml"
-    file.write_text(to_toml(Run(shelf / "runs/one").config))
+    file.write_text(to_toml(RunFolder(shelf / "runs/one").config))
     main(["train", "--config", str(file), "--seed", "3", "--dry-run"])
     printed = capsys.readouterr().out
     assert "seed = 3" in printed

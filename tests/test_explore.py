@@ -29,7 +29,7 @@ from coupledqk.explore.paths import plane_paths
 from coupledqk.explore.server import MOST_BYTES, Server
 from coupledqk.model import TransformerLM
 from coupledqk.recipes import recipe
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.training.checkpoints import Checkpoints
 
 TEXT = "the cat and the dog"
@@ -182,7 +182,7 @@ def test_attention_that_is_not_finite_is_no_map() -> None:
 
 
 def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
-    untrained = Run(tmp_path / "untrained")
+    untrained = RunFolder(tmp_path / "untrained")
     untrained.create(recipe("nano"))
     with pytest.raises(CoupledQKError, match="no best checkpoint yet: train it with"):
         Explore((untrained.path,)).run()
@@ -202,7 +202,7 @@ def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a checkpoint, as training leaves it."""
-    run = Run(tmp_path_factory.mktemp("runs") / "mine")
+    run = RunFolder(tmp_path_factory.mktemp("runs") / "mine")
     run.create(recipe("nano", "euler", tokenizer="bytes", d_model=16, n_heads=2, n_layers=1, d_ff=32))
     Checkpoints(run.path / "checkpoints", keep=1).save_best(1, TransformerLM(run.config.model), {})
     (run.path / "tokenizer.json").write_text(byte_tokenizer().to_json())

@@ -14,7 +14,7 @@ from coupledqk.analysis.figures import attention_figure, convergence_figure, dra
 from coupledqk.analysis.style import COLOURS, DASHES, HATCHES, MARKERS, look, save, styled
 from coupledqk.config import RunConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.variants import preset
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -26,7 +26,7 @@ PROFILES = {"standard": [1.0, 4.0, 2.0], "euler": [2.0, 3.0, 2.5]}
 def runs(tmp_path: Path) -> dict[str, Path]:
     """Two run folders whose losses are known."""
     for i, name in enumerate(PROFILES):
-        run = Run(tmp_path / name)
+        run = RunFolder(tmp_path / name)
         run.create(RunConfig())
         train = [{"kind": "train", "step": step, "loss": 9 - step / 100 - i} for step in range(0, 600, 2)]
         valid = [{"kind": "valid", "step": step, "loss": 6 - step / 100 - i} for step in (100, 200, 300)]

@@ -15,7 +15,7 @@ from coupledqk.config import AdaptConfig
 from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.runs.training import train_run
 from coupledqk.tasks.models import load_model, new_model, run_tokenizer
 from coupledqk.training.logs import RunLog
@@ -48,7 +48,9 @@ def _quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def trained(folder: Path, variant: str = "hamiltonian", tokenizer: str = "bytes", steps: int = 4, **settings) -> Run:
+def trained(
+    folder: Path, variant: str = "hamiltonian", tokenizer: str = "bytes", steps: int = 4, **settings
+) -> RunFolder:
     (folder / "text.txt").write_text(TEXT)
     given = {**TINY, "corpus": str(folder / "text.txt"), "tokenizer": tokenizer, "steps": steps, **settings}
     config = recipe("nano", variant, **given)
@@ -56,7 +58,7 @@ def trained(folder: Path, variant: str = "hamiltonian", tokenizer: str = "bytes"
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
     """A run and its export; tests leave both as they are."""
     folder = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
@@ -147,7 +149,7 @@ def test_what_trainer_saves_can_be_imported_and_claims_no_results(exported, tmp_
     for name in ("tuned", "over"):
         back = import_run(tmp_path / name, tmp_path / f"run-{name}")
         assert not back.result
-        assert not back.records("valid")
+        assert not back.metrics("valid")
         assert run_tokenizer(back).to_json() == run_tokenizer(run).to_json()
         assert torch.equal(load_model(back).embed.weight, model.model.embed.weight)
     assert back.config == run.config
@@ -174,7 +176,7 @@ def test_the_commands_say_what_they_made(exported, tmp_path: Path, capsys) -> No
     Import(tmp_path / "model", tmp_path / "run").run()
     assert "imported with its results" in capsys.readouterr().out
     assert files(tmp_path / "model") == files(folder)
-    assert Run.open(tmp_path / "run").status == "finished"
+    assert RunFolder.open(tmp_path / "run").status == "finished"
 
 
 def test_a_diffllama_with_our_tokenizer_becomes_a_run(tmp_path: Path) -> None:
@@ -261,5 +263,5 @@ def test_nothing_is_overwritten_and_nothing_half_trained_leaves(exported, tmp_pa
     shutil.copytree(run.path, unfinished)
     (unfinished / "result.json").unlink()
     with pytest.raises(CoupledQKError, match="not finished"):
-        export_run(Run.open(unfinished), tmp_path / "out")
+        export_run(RunFolder.open(unfinished), tmp_path / "out")
     assert not (tmp_path / "out").exists()

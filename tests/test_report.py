@@ -17,7 +17,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.report.axis import Axis
 from coupledqk.report.chart import Series, line_chart
 from coupledqk.report.runs_page import Sample, write_page
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.variants import preset
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -163,7 +163,7 @@ def make_run(
 ) -> Path:
     """A run folder of 300 steps with made-up numbers; its best validation is at step 200, `final_loss` at the end."""
     config = RunConfig(model=preset("nano", variant), seed=seed)
-    run = Run(path)
+    run = RunFolder(path)
     run.create(config)
     corpus = {"name": "python-stdlib", "hash": "c0ffee" * 8, "bytes": {"valid": 590_213}, "tokenizer": "bpe:2048"}
     versions = {"coupledqk": "0.1.0", "torch": "2.13.0"}

@@ -15,7 +15,7 @@ import torch
 
 from coupledqk.config import identity
 from coupledqk.errors import CoupledQKError
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.schema import change
 from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Event
@@ -64,7 +64,7 @@ def test_a_run_killed_at_random_instants_ends_with_the_same_bits(text: Path, tmp
             break
         assert process.returncode == -signal.SIGKILL, errors
     assert attempt > 1
-    assert trained_bits(Run(tmp_path / "killed")) == trained_bits(whole)
+    assert trained_bits(RunFolder(tmp_path / "killed")) == trained_bits(whole)
 
 
 def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(text: Path, tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(text: Path, tmp_p
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert f"coupledqk train --resume {tmp_path / 'run'}" in errors
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     newest = Checkpoints(run.path / "checkpoints", keep=2).newest()
     assert newest is not None
     assert damage(newest) is None
-    assert int(newest.name.removeprefix("step-")) == run.records("train")[-1]["step"]
+    assert int(newest.name.removeprefix("step-")) == run.metrics("train")[-1]["step"]
 
 
 def test_damaged_checkpoints_are_passed_over_and_it_is_said(text: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_when_no_good_checkpoint_is_left_nothing_is_overwritten(text: Path, tmp_
         (checkpoint / "state.pt").write_bytes(b"")
     with pytest.raises(CoupledQKError, match="no good one is left"):
         run_to(tiny(text), tmp_path / "run")
-    assert Run(tmp_path / "run").records("train")
+    assert RunFolder(tmp_path / "run").metrics("train")
 
 
 def test_only_runtime_settings_may_change_on_resume(text: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_only_runtime_settings_may_change_on_resume(text: Path, tmp_path: Path) 
     other_runtime = change(config, {"keep": 1, "gradient_checkpointing": True})
     assert identity(other_runtime) == identity(config)
     assert run_to(other_runtime, tmp_path / "run").result
-    assert Run(tmp_path / "run").config == other_runtime
+    assert RunFolder(tmp_path / "run").config == other_runtime
 
 
 def test_a_run_is_not_resumed_on_text_that_has_changed(text: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_run_is_not_resumed_on_text_that_has_changed(text: Path, tmp_path: Pat
 
 
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     with run.lock(), pytest.raises(CoupledQKError, match="another process"):
         run_to(tiny(text), tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()

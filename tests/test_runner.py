@@ -142,7 +142,7 @@ def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
 
     cell = next(cell for cell in plan.cells if (cell.label, cell.seed) == victim)
     straight = train_run(cell.config, corpus.parent / "straight", lambda run: [RunLog(run, 5)])
-    assert straight.records("valid") == plan.run(cell).records("valid")
+    assert straight.metrics("valid") == plan.run(cell).metrics("valid")
 
 
 def test_asked_to_stop_every_cell_is_saved_and_goes_on_later(corpus):

@@ -14,7 +14,7 @@ from coupledqk.data.batches import valid_batches
 from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError, DivergedError
 from coupledqk.recipes import RECIPES, recipe
-from coupledqk.run_folder import Run
+from coupledqk.run_folder import RunFolder
 from coupledqk.runs.training import train_run
 from coupledqk.tasks.lm import measure
 from coupledqk.tasks.models import load_model, new_model
@@ -98,7 +98,7 @@ def test_perplexity_is_what_its_definition_says(text: Path, tmp_path: Path) -> N
     assert final["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
     n_bytes = sum(token != 256 for token in valid)
     assert final["bits_per_byte"] == pytest.approx(sum(losses) / math.log(2) / n_bytes, rel=1e-5)
-    assert run.result["best"]["loss"] == min(record["loss"] for record in run.records("valid"))
+    assert run.result["best"]["loss"] == min(record["loss"] for record in run.metrics("valid"))
     assert run.result["corpus_hash"] == prepare(run.config.task).info.hash
 
 
@@ -106,7 +106,7 @@ def test_micro_batches_do_not_change_the_update(text: Path, tmp_path: Path) -> N
     losses = []
     for size in (1, 4, 6):
         run = run_to(tiny(text, micro_batch=size), tmp_path / f"micro-{size}")
-        losses.append([record["loss"] for record in run.records("train")])
+        losses.append([record["loss"] for record in run.metrics("train")])
     assert losses[0] == pytest.approx(losses[2], rel=1e-4)
     assert losses[1] == pytest.approx(losses[2], rel=1e-4)
 
@@ -130,18 +130,18 @@ def test_fp16_scales_the_loss_and_learns(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text, precision="fp16", steps=60), tmp_path / "run", hear=heard.append)
     steps = [event for event in heard if isinstance(event, Step)]
     assert any(math.isfinite(event.grad_norm) for event in steps)
-    assert run.records("train")[-1]["loss"] < 0.8 * run.records("train")[0]["loss"]
+    assert run.metrics("train")[-1]["loss"] < 0.8 * run.metrics("train")[0]["loss"]
     newest = Checkpoints(run.path / "checkpoints", keep=2).newest()
     assert newest is not None
     assert torch.load(newest / "state.pt", weights_only=True)["scaler"]["scale"] > 1
 
 
 def test_step_sizes_and_lambdas_are_logged_per_head(text: Path, tmp_path: Path) -> None:
-    record = run_to(tiny(text, "euler_diff"), tmp_path / "run").records("valid")[-1]
+    record = run_to(tiny(text, "euler_diff"), tmp_path / "run").metrics("valid")[-1]
     assert [len(row) for row in record["dt"]] == [4, 4]  # two sub-heads for each of two heads, in two layers
     assert [len(row) for row in record["lambda"]] == [2, 2]
     assert all(0.05 < dt < 0.2 for row in record["dt"] for dt in row)
-    assert "dt" not in run_to(tiny(text, "standard"), tmp_path / "plain").records("valid")[-1]
+    assert "dt" not in run_to(tiny(text, "standard"), tmp_path / "plain").metrics("valid")[-1]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
     assert found
     assert damage(Path(found[1])) is None
     # from there the loss is still that of a model, not of a wreck
-    model = load_model(Run(tmp_path / "run"), Path(found[1]), "cpu")
+    model = load_model(RunFolder(tmp_path / "run"), Path(found[1]), "cpu")
     corpus = prepare(tiny(text).task)
     assert measure(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
 
@@ -194,7 +194,7 @@ def test_tensorboard_gets_the_curves(text: Path, tmp_path: Path) -> None:
     train_run(config, tmp_path / "run", lambda run: [RunLog(run, 1), tensorboard(run.path)])
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    losses = [record["loss"] for record in Run(tmp_path / "run").records("train")]
+    losses = [record["loss"] for record in RunFolder(tmp_path / "run").metrics("train")]
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses, rel=1e-6)
     assert len(events.Scalars("valid/perplexity")) == 4
 

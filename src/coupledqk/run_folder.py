@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 from .config import DataConfig, GLUEConfig, RunConfig, identity
 from .errors import CoupledQKError
@@ -25,14 +25,14 @@ from .schema import flat, from_toml, leaves, to_dict, to_toml
 from .variants import VARIANTS
 
 
-class Run:
+class RunFolder:
     """Reads and writes a run folder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> "Run":
+    def open(cls, path: str | Path) -> Self:
         """An existing run."""
         run = cls(path)
         if not run.path.is_dir():
@@ -67,7 +67,7 @@ class Run:
     def write_json(self, name: Literal["info.json", "result.json"], data: dict[str, Any]) -> None:
         write_atomic(self.path / name, json.dumps(data, indent=2) + "\n")
 
-    def records(self, kind: Literal["train", "valid"]) -> list[dict[str, Any]]:
+    def metrics(self, kind: Literal["train", "valid"]) -> list[dict[str, Any]]:
         return [record for record in read_jsonl(self.path / "metrics.jsonl") if record["kind"] == kind]
 
     def timings(self) -> list[dict[str, Any]]:
@@ -173,5 +173,5 @@ def default_name(config: RunConfig) -> str:
     return f"{task_name(config)}-{variant_name(config)}-s{config.seed}-{identity(config)}"
 
 
-def find_runs(folder: Path) -> list[Run]:
-    return [Run(path.parent) for path in sorted(folder.rglob("config.toml"))]
+def find_runs(folder: Path) -> list[RunFolder]:
+    return [RunFolder(path.parent) for path in sorted(folder.rglob("config.toml"))]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..errors import CoupledQKError
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .style import COLOURS, DIVERGING, HATCHES, PAGE_WIDTH, PANEL_HEIGHT, SEQUENTIAL, look, new_figure, styled
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def convergence_figure(
         figure = new_figure(height=PANEL_HEIGHT + 0.2)
         panels = figure.subplots(1, 2)
         for axes, kind in zip(panels, ("train", "valid"), strict=True):
-            curves = {name: _perplexities(Run.open(run), kind, from_step) for name, run in runs.items()}
+            curves = {name: _perplexities(RunFolder.open(run), kind, from_step) for name, run in runs.items()}
             for place, (name, (steps, values)) in enumerate(curves.items()):
                 axes.plot(steps, values, label=name, markevery=max(1, len(steps) // 8), **look(place))
             axes.set(xlabel="step", title={"train": "training", "valid": "validation"}[kind])
@@ -195,8 +195,8 @@ def _signed(maps: Tensor) -> bool:
     return bool((maps < 0).any())
 
 
-def _perplexities(run: Run, kind: Any, from_step: int) -> tuple[list[int], list[float]]:
-    records = [record for record in run.records(kind) if record["step"] >= from_step]
+def _perplexities(run: RunFolder, kind: Any, from_step: int) -> tuple[list[int], list[float]]:
+    records = [record for record in run.metrics(kind) if record["step"] >= from_step]
     if not records:
         raise CoupledQKError(f"{run.path} has no {kind} record from step {from_step} on: choose an earlier step")
     stretch = -(-len(records) // MOST_POINTS) if kind == "train" else 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CoupledQKError
-from ..run_folder import Run, variant_name
+from ..run_folder import RunFolder, variant_name
 from .paired import CONFIDENCE, differences
 from .survey import MEASURES, Survey
 
@@ -17,7 +17,7 @@ class Surveyed:
     """A checkpoint of a run with its surveys by length of the context."""
 
     name: str
-    run: Run
+    run: RunFolder
     step: int
     surveys: dict[int, Survey]
 
@@ -52,7 +52,7 @@ def findings(surveyed: Sequence[Surveyed]) -> dict[str, Any]:
     )
 
 
-def names(runs: Sequence[Run]) -> list[str]:
+def names(runs: Sequence[RunFolder]) -> list[str]:
     """The folders' names, or their whole paths where names clash."""
     short = [run.path.resolve().name for run in runs]
     if len({run.path.resolve() for run in runs}) < len(runs):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..config import text_of
 from ..errors import CoupledQKError
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .analyze_tables import labels, tables
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Analyze:
             drawn = ", ".join(self.draw(surveyed, corpus))
             print(f"{self.out}: {drawn}, each as .svg, .pdf and .png", file=sys.stderr if self.json else sys.stdout)
 
-    def open_runs(self) -> dict[str, Run]:
+    def open_runs(self) -> dict[str, RunFolder]:
         """By name, after checking what can be checked before anything is computed."""
         from ..analysis.findings import names
 
@@ -99,7 +99,7 @@ class Analyze:
                 f"--batches {self.batches} --length {' '.join(map(str, self.length))}: expected at least 1 sequence of at "
                 "least 2 tokens"
             )
-        runs = [Run.open(folder) for folder in self.run_folders]
+        runs = [RunFolder.open(folder) for folder in self.run_folders]
         for run in runs:
             checkpoints(run, self.checkpoint)
         if self.figures:
@@ -111,7 +111,7 @@ class Analyze:
             )
         return dict(zip(names(runs), runs, strict=True))
 
-    def check_figures(self, runs: Sequence[Run]) -> None:
+    def check_figures(self, runs: Sequence[RunFolder]) -> None:
         from ..analysis.figures import drawn_maps
         from ..analysis.style import styled
 
@@ -120,7 +120,7 @@ class Analyze:
         for run in runs:
             drawn_maps(run.config.model, self.layers, self.heads)
 
-    def open_text(self, runs: dict[str, Run]) -> tuple[TokenizedCorpus, list[int]]:
+    def open_text(self, runs: dict[str, RunFolder]) -> tuple[TokenizedCorpus, list[int]]:
         """The text for all runs, and the lengths of context to measure."""
         from ..data.shards import prepare
         from ..tasks.models import run_tokenizer
@@ -142,7 +142,7 @@ class Analyze:
             corpus = prepare(data, on_bytes, tokenizer=tokenizers[first])
         return corpus, sorted(self.length) or [min(run.config.train.seq_len for run in runs.values())]
 
-    def survey(self, runs: dict[str, Run], corpus: TokenizedCorpus, lengths: Sequence[int]) -> Iterator[Surveyed]:
+    def survey(self, runs: dict[str, RunFolder], corpus: TokenizedCorpus, lengths: Sequence[int]) -> Iterator[Surveyed]:
         from ..analysis.findings import Surveyed
         from ..analysis.survey import survey, windows
 
@@ -183,7 +183,7 @@ class Analyze:
         return attention_figure(attention_maps(model, tokens, layers, heads), layers, heads, one.name)
 
 
-def checkpoints(run: Run, which: str) -> dict[int, Path]:
+def checkpoints(run: RunFolder, which: str) -> dict[int, Path]:
     """By step."""
     from ..training.checkpoints import Checkpoints
 
@@ -195,7 +195,7 @@ def checkpoints(run: Run, which: str) -> dict[int, Path]:
     return there if which == "all" else dict([max(there.items())])
 
 
-def models(run: Run, which: str, device: str) -> Iterator[tuple[int, TransformerLM]]:
+def models(run: RunFolder, which: str, device: str) -> Iterator[tuple[int, TransformerLM]]:
     """A run's model with the weights of one checkpoint after another."""
     from ..tasks.models import load_model
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..recipes import recipe
 from ..report.runs_page import Sample, write_page
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .output import results_table
 from .train import train_one
 
@@ -62,7 +62,7 @@ ABOUT = (
 )
 
 
-def continuation(run: Run) -> Sample:
+def continuation(run: RunFolder) -> Sample:
     import torch
 
     from ..tasks.models import load_model, run_tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import text_of
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .output import table
 
 
@@ -40,7 +40,7 @@ class Eval:
         from ..tasks.models import load_model, run_tokenizer
         from ..training.progress import tokenizing
 
-        run = Run.open(self.run_folder)
+        run = RunFolder.open(self.run_folder)
         model = load_model(run, self.checkpoint, self.device)
         data = text_of(run.config)
         if self.corpus is not None:

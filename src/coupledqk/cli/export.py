@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..run_folder import Run
+from ..run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Export:
         from ..hf.export import export_run
         from ..hf.versions import quiet
 
-        run = Run.open(self.run_folder)
+        run = RunFolder.open(self.run_folder)
         with quiet():
             export_run(run, self.folder)
         best = run.result["best"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CoupledQKError
-from ..run_folder import Run
+from ..run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Generate:
 
         from ..tasks.models import load_model, run_tokenizer
 
-        run = Run.open(self.run_folder)
+        run = RunFolder.open(self.run_folder)
         model, tokenizer = load_model(run, self.checkpoint, self.device), run_tokenizer(run)
         text = sys.stdin.read() if self.prompt == "-" else self.prompt
         ids = tokenizer.encode(text)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..config import ModelConfig, RunConfig, text_of
 from ..recipes import glue_recipe
-from ..run_folder import Run, default_name, variant_name
+from ..run_folder import RunFolder, default_name, variant_name
 from .output import mean_and_std, table
 from .train import train_one
 
@@ -46,10 +46,10 @@ class Glue:
     def run(self) -> None:
         from ..data.glue import count_train
 
-        sources = [Run.open(path) for path in dict.fromkeys(self.runs)]
+        sources = [RunFolder.open(path) for path in dict.fromkeys(self.runs)]
         n_examples = count_train(self.task, self.data_dir, self.max_examples)
         configs = [self._config(source, n_examples) for source in sources]
-        groups: dict[ModelConfig, list[Run]] = {}
+        groups: dict[ModelConfig, list[RunFolder]] = {}
         for config in configs:
             label = f"{self.task}, {variant_name(config)}, seed {config.seed}"
             groups.setdefault(config.model, []).append(train_one(config, self.out / default_name(config), label=label))
@@ -69,7 +69,7 @@ class Glue:
         print(table(["attention", "seeds", f"{self.task} accuracy", "at the lowest loss"], cells))
         print(f"\nAccuracy: {definition}, after the last step.")
 
-    def _config(self, source: Run, n_examples: int) -> RunConfig:
+    def _config(self, source: RunFolder, n_examples: int) -> RunConfig:
         text_of(source.config)  # refuses what is not a language model
         settings: dict[str, Any] = {"lr": self.lr, "max_examples": self.max_examples}
         if self.data_dir is not None:
@@ -79,6 +79,6 @@ class Glue:
         return glue_recipe(source.config, str(source.path.resolve()), self.task, n_examples, self.epochs, **settings)
 
 
-def describe(runs: list[Run]) -> dict[str, Any]:
+def describe(runs: list[RunFolder]) -> dict[str, Any]:
     final, best = ({str(run.config.seed): run.result[which]["accuracy"] for run in runs} for which in ("final", "best"))
     return {"attention": runs[0].info["variant"], "final": final, "best": best}

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ..config import RunConfig
 from ..errors import CoupledQKError, DivergedError
 from ..recipes import RECIPES, recipe
-from ..run_folder import Run, default_name, variant_name
+from ..run_folder import RunFolder, default_name, variant_name
 from .output import mean_and_std, table
 from .train import train_one
 
@@ -94,7 +94,7 @@ class Mqar:
             **settings,
         )
 
-    def _train(self, config: RunConfig) -> Run | None:
+    def _train(self, config: RunConfig) -> RunFolder | None:
         label = f"{variant_name(config)}, seed {config.seed}, lr {config.train.lr:g}"
         try:
             return train_one(config, self.out / default_name(config), label=label)
@@ -111,7 +111,7 @@ class Row(NamedTuple):
     steps: int
     attention: str
     lr: float
-    runs: list[Run | None]
+    runs: list[RunFolder | None]
     """One per seed; None if it diverged."""
 
     @property
@@ -120,7 +120,7 @@ class Row(NamedTuple):
         return statistics.fmean(accuracy(run) if run else 0.0 for run in self.runs)
 
 
-def accuracy(run: Run) -> float:
+def accuracy(run: RunFolder) -> float:
     return run.result["final"]["accuracy"]
 
 

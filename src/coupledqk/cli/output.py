@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from ..run_folder import Run, measure_name
+from ..run_folder import RunFolder, measure_name
 from ..terminal import table
 
 
@@ -13,7 +13,7 @@ def mean_and_std(values: Sequence[float]) -> str:
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
-def results_table(runs: Sequence[Run]) -> str:
+def results_table(runs: Sequence[RunFolder]) -> str:
     """One row per finished run of one task: best and final measure, parameters, speed."""
     measure = measure_name(runs[0].config)
     beside, form = ("bits_per_byte", ".2f") if measure == "perplexity" else ("loss", ".4f")

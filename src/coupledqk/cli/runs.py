@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import identity
 from ..errors import CoupledQKError
-from ..run_folder import Run, find_runs, task_name, variant_name
+from ..run_folder import RunFolder, find_runs, task_name, variant_name
 from .output import table
 
 
@@ -45,8 +45,8 @@ class Runs:
 KEYS = ("run", "attention", "seed", "status", "step", "perplexity", "bits_per_byte", "accuracy")
 
 
-def describe(run: Run) -> dict[str, Any]:
-    config, valid, train = run.config, run.records("valid"), run.records("train")
+def describe(run: RunFolder) -> dict[str, Any]:
+    config, valid, train = run.config, run.metrics("valid"), run.metrics("train")
     best = min(valid, key=lambda record: record["loss"], default={})
     step = max((record["step"] for record in (*valid[-1:], *train[-1:])), default=0)
     return {

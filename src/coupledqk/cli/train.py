@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
-from ..run_folder import Run, default_name
+from ..run_folder import RunFolder, default_name
 from ..schema import change, to_toml
 from .output import results_table
 from .settings import WithSettings, parse_settings, settings_help
@@ -45,7 +45,7 @@ class Train(WithSettings):
                 raise CoupledQKError(
                     "--resume takes its settings from the run: leave out --recipe, --variant, --config, --out"
                 )
-            config, out = change(Run.open(self.resume).config, parse_settings(flags)), self.resume
+            config, out = change(RunFolder.open(self.resume).config, parse_settings(flags)), self.resume
         else:
             config = self.run_config(flags)
             out = self.out or Path("runs") / default_name(config)
@@ -62,13 +62,13 @@ Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"
 
 def train_one(
     config: RunConfig, out: Path, tensorboard: bool = False, wandb: bool = False, label: str | None = None
-) -> Run:
+) -> RunFolder:
     """Trains with progress on the terminal; a run stopped on request ends the program and says how to go on."""
     from ..runs.training import train_run
     from ..training import logs
     from ..training.progress import Progress, stop_on_signals, tokenizing
 
-    def consumers(run: Run) -> list[logs.Consumer]:
+    def consumers(run: RunFolder) -> list[logs.Consumer]:
         others = [*([logs.tensorboard(run.path)] if tensorboard else []), *([logs.wandb(run)] if wandb else [])]
         return [logs.RunLog(run, config.train.log_every), Progress(label or out.name, config.train.steps), *others]
 

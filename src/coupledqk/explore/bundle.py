@@ -28,7 +28,7 @@ from ..analysis import Tape, record
 from ..analysis.measures import effective_rank, entropy, singular_values
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..run_folder import Run, variant_name
+from ..run_folder import RunFolder, variant_name
 from .packing import pack, scaled_codes, weight_codes
 from .paths import plane_paths
 
@@ -67,7 +67,7 @@ def open_readers(
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    runs = [Run.open(folder) for folder in folders]
+    runs = [RunFolder.open(folder) for folder in folders]
     return [
         Reader(name, variant_name(run.config), checkpoint, load_model(run, checkpoint, device), run_tokenizer(run))
         for name, run in zip(names, runs, strict=True)

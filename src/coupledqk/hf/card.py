@@ -6,7 +6,7 @@ from string import Template
 from typing import Any
 
 from ..config import RuntimeConfig, text_of
-from ..run_folder import Run, variant_name
+from ..run_folder import RunFolder, variant_name
 from ..schema import to_toml
 
 CARD = Template("""---
@@ -56,7 +56,7 @@ coupledqk $version, commit $commit.
 """)
 
 
-def model_card(run: Run, parameters: int) -> str:
+def model_card(run: RunFolder, parameters: int) -> str:
     best, info = run.result["best"], run.info
     return CARD.substitute(
         name=info["name"],
@@ -75,7 +75,7 @@ def model_card(run: Run, parameters: int) -> str:
     )
 
 
-def published(run: Run) -> Any:
+def published(run: RunFolder) -> Any:
     """The configuration without what says more about a machine than about the model."""
     text, source = text_of(run.config), run.config.init_from
     task = replace(text, corpus=Path(text.corpus).name, data_dir=None)

@@ -18,7 +18,7 @@ from ..data.tokenizers import Tokenizer, from_json
 from ..errors import CoupledQKError
 from ..files import atomic_path, sha256, write_atomic
 from ..model import TransformerLM
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from ..runs.training import describe
 from ..schema import change, from_dict, to_dict
 from ..tasks.models import load_model, run_tokenizer
@@ -57,7 +57,7 @@ def from_transformers(model: PreTrainedModel) -> TransformerLM:
     return ours.eval()
 
 
-def export_run(run: Run, folder: Path) -> None:
+def export_run(run: RunFolder, folder: Path) -> None:
     """Writes a finished run's best model, whole or not at all."""
     seq_len = run.config.train.seq_len
     text_of(run.config)  # refuses a run without text
@@ -82,7 +82,7 @@ def export_run(run: Run, folder: Path) -> None:
         (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
 
-def import_run(folder: Path, path: Path) -> Run:
+def import_run(folder: Path, path: Path) -> RunFolder:
     """Makes a run folder of an export, or of any folder that `save_pretrained` wrote for one of our models or a DiffLlama.
 
     An export whose weights are as they were brings its results along; other weights have none yet.
@@ -96,7 +96,7 @@ def import_run(folder: Path, path: Path) -> Run:
     config = from_dict(RunConfig, record["config"]) if record else _plain_config(model, tokenizer)
     best = record["result"]["best"] if unchanged else {"step": 0}
     with atomic_path(path) as temporary:
-        run = Run(temporary)
+        run = RunFolder(temporary)
         run.create(change(config, {"model.vocab_size": model.config.vocab_size}))
         write_atomic(temporary / "tokenizer.json", tokenizer.to_json())
         metrics = {name: value for name, value in best.items() if name not in ("kind", "step", "tokens")}
@@ -109,7 +109,7 @@ def import_run(folder: Path, path: Path) -> Run:
             # no corpus has this hash, so training cannot go on from weights that come without a story
             unknown = {"corpus": f"unknown, imported from {folder.name}", "hash": None}
             run.write_json("info.json", describe(path.name, run.config, model, unknown))
-    return Run(path)
+    return RunFolder(path)
 
 
 def load_exported(folder: Path) -> TransformerLM:

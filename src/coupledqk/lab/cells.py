@@ -12,7 +12,7 @@ from ..config import DataConfig, GLUEConfig, RunConfig
 from ..errors import CoupledQKError
 from ..outcome import Status
 from ..recipes import recipe
-from ..run_folder import Run, default_name
+from ..run_folder import RunFolder, default_name
 from ..schema import change, from_dict, to_dict
 from .experiment import Experiment, Grid, Scale, scale_of
 
@@ -55,15 +55,15 @@ class Plan:
     def labels(self) -> list[str]:
         return list(dict.fromkeys(cell.label for cell in self.cells))
 
-    def run(self, cell: Cell) -> Run:
-        return Run(self.out / "runs" / cell.name)
+    def run(self, cell: Cell) -> RunFolder:
+        return RunFolder(self.out / "runs" / cell.name)
 
 
 ERROR_FILE = "error.json"
 """In the folder of a run that failed: why."""
 
 
-def status(run: Run) -> Status:
+def status(run: RunFolder) -> Status:
     """Of a cell, by its folder."""
     if not (run.path / "config.toml").is_file():
         return "waiting"
@@ -71,7 +71,7 @@ def status(run: Run) -> Status:
     return "failed" if found == "interrupted" and (run.path / ERROR_FILE).is_file() else found
 
 
-def failure(run: Run) -> dict[str, Any]:
+def failure(run: RunFolder) -> dict[str, Any]:
     """Why a cell failed; empty if it did not."""
     return json.loads((run.path / ERROR_FILE).read_text()) if status(run) == "failed" else {}
 

@@ -7,7 +7,7 @@ from ..config import RunConfig
 from ..costs import flops
 from ..published import THROUGHPUT
 from ..recipes import RECIPES
-from ..run_folder import Run, find_runs
+from ..run_folder import RunFolder, find_runs
 
 SIMILAR = 8
 """Runs whose steps differ in work by no more than this factor tell each other's speed."""
@@ -26,7 +26,7 @@ def work(config: RunConfig) -> float:
 class Speeds:
     """How long runs take, judged by finished ones."""
 
-    def __init__(self, finished: list[Run]) -> None:
+    def __init__(self, finished: list[RunFolder]) -> None:
         self.measured = [(run.config, work(run.config) / run.result["seconds"]) for run in finished]
 
     @classmethod

@@ -13,7 +13,7 @@ from .. import outcome as report
 from .. import provenance
 from ..config import identity
 from ..outcome import CellRecord, Origin, Outcome, Row, VerdictRecord
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from ..schema import flat, to_dict
 from .cells import Cell, Plan, base_config, failure, status
 from .changes import with_changes
@@ -83,7 +83,7 @@ def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str) -> float | None:
     if target is None:
         return None
     before: Mapping[str, Any] | None = None
-    for record in plan.run(cell).records("valid"):
+    for record in plan.run(cell).metrics("valid"):
         if record["loss"] <= target:
             if before is None:
                 return record["tokens"]
@@ -136,16 +136,16 @@ def _record(plan: Plan, cell: Cell, base: dict[str, Any]) -> CellRecord:
 Curve = tuple[tuple[float, ...], ...]
 
 
-def _curves(run: Run) -> tuple[Curve, Curve]:
-    train = thinned([(r["step"], r["tokens"], r["loss"]) for r in run.records("train")])
-    measure = [(r, r["perplexity"] if "perplexity" in r else r["accuracy"]) for r in run.records("valid")]
+def _curves(run: RunFolder) -> tuple[Curve, Curve]:
+    train = thinned([(r["step"], r["tokens"], r["loss"]) for r in run.metrics("train")])
+    measure = [(r, r["perplexity"] if "perplexity" in r else r["accuracy"]) for r in run.metrics("valid")]
     return train, tuple((r["step"], r["tokens"], r["loss"], value) for r, value in measure)
 
 
 @cache
 def _finished_curves(path: Path) -> tuple[Curve, Curve]:
     """A finished run does not change; reading it again after every cell of a grid would take longer than all the rest."""
-    return _curves(Run(path))
+    return _curves(RunFolder(path))
 
 
 def thinned(points: Sequence[tuple[float, ...]]) -> Curve:
@@ -168,7 +168,7 @@ def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _origin(finished: Sequence[Run]) -> Origin:
+def _origin(finished: Sequence[RunFolder]) -> Origin:
     if not finished:
         return Origin(provenance.commit(), provenance.machine(), provenance.versions(), {})
     infos = sorted((run.info for run in finished), key=lambda info: info["started"])

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .cells import Cell
 from .estimates import work
 
@@ -54,7 +54,7 @@ class GridProgress:
                 f"{self._count()}  {cell.label} seed {cell.seed}: step {step}/{cell.config.train.steps}  {self._left()}"
             )
 
-    def ended(self, cell: Cell, run: Run, how: str, error: str | None) -> None:
+    def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None:
         if how == "finished":
             self.finished += 1
             self.done[cell.name] = 1.0
@@ -92,7 +92,7 @@ class GridProgress:
             print(line, file=sys.stderr, flush=True)
 
 
-def _ending(run: Run, how: str, error: str | None) -> str:
+def _ending(run: RunFolder, how: str, error: str | None) -> str:
     if how != "finished":
         return f"{how}: {error}" if error else how
     best = run.result["best"]

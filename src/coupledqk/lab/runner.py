@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .. import outcome as report
 from ..errors import CoupledQKError
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .cells import Cell, Plan, make_plan, status, with_needed
 from .engine import Engine, Message
 from .outcomes import write_outcome
@@ -26,7 +26,7 @@ class Overview(Protocol):
 
     def step(self, cell: Cell, step: int) -> None: ...
 
-    def ended(self, cell: Cell, run: Run, how: str, error: str | None) -> None: ...
+    def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None: ...
 
     def end(self) -> None: ...
 
@@ -51,7 +51,7 @@ class Queue:
         queue.waiting = [cell for cell in cells.values() if status(queue.run(cell)) != "finished"]
         return queue
 
-    def run(self, cell: Cell) -> Run:
+    def run(self, cell: Cell) -> RunFolder:
         return self.plans[0].run(cell)
 
     def next(self) -> Cell | None:

@@ -20,7 +20,7 @@ import torch
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError, DivergedError
 from ..files import write_atomic
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from ..runs.training import train_run
 from ..schema import from_toml
 from ..training.events import Event, Started, Step
@@ -67,7 +67,7 @@ class Line:
 def train_cell(config: RunConfig, folder: Path, line: Line) -> dict[str, Any]:
     """Trains a cell from wherever it was left, and says how it ended."""
 
-    def consumers(run: Run) -> list[Consumer]:
+    def consumers(run: RunFolder) -> list[Consumer]:
         check_text(run)
         (folder / ERROR_FILE).unlink(missing_ok=True)
         return [RunLog(run, config.train.log_every), line]
@@ -79,7 +79,7 @@ def train_cell(config: RunConfig, folder: Path, line: Line) -> dict[str, Any]:
             )
         return {"kind": "finished" if run.result else "interrupted"}
     except Exception as error:
-        if isinstance(error, CoupledQKError) and Run(folder).status == "running":
+        if isinstance(error, CoupledQKError) and RunFolder(folder).status == "running":
             return {"kind": "busy", "error": str(error)}
         return _failed(error, folder)
 
@@ -95,7 +95,7 @@ def _failed(error: Exception, folder: Path) -> dict[str, Any]:
     return {"kind": "failed", "error": text}
 
 
-def check_text(run: Run) -> None:
+def check_text(run: RunFolder) -> None:
     """How much text is seen is part of an experiment: a shorter corpus would make another one."""
     task = run.config.task
     if isinstance(task, DataConfig) and task.max_tokens is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..errors import CoupledQKError
-from ..run_folder import Run
+from ..run_folder import RunFolder
 
 Record = dict[str, Any]
 
@@ -26,11 +26,11 @@ class Snapshot:
 
     @classmethod
     def read(cls, path: Path) -> "Snapshot":
-        run = Run.open(path)
+        run = RunFolder.open(path)
         info = run.info
         if not info:
             raise CoupledQKError(f"{path} is not a run that was started: it has no info.json")
-        train, valid = run.records("train"), run.records("valid")
+        train, valid = run.metrics("train"), run.metrics("valid")
         if not train and not valid:
             raise CoupledQKError(f"{path} has no metrics yet: wait for its first log line, or leave it out")
         return cls(Path(path), run.config, info, train, valid, run.timings(), run.result)

@@ -13,7 +13,7 @@ from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..provenance import commit, machine, versions
-from ..run_folder import Run, variant_name
+from ..run_folder import RunFolder, variant_name
 from ..tasks.adapt import Adapting
 from ..tasks.glue import SentenceClassification
 from ..tasks.lm import LanguageModelling
@@ -53,15 +53,15 @@ TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
 def train_run(
     config: RunConfig,
     path: Path,
-    consumers: Callable[[Run], list[Consumer]],
+    consumers: Callable[[RunFolder], list[Consumer]],
     stop: Callable[[], bool] = lambda: False,
     preparing: Callable[[], AbstractContextManager[OnBytes]] = nullcontext,
-) -> Run:
+) -> RunFolder:
     """Trains a run into a folder, from wherever it was left; a finished one is returned as it is.
 
     While `preparing`, what it yields hears how many bytes of the corpus have been tokenized.
     """
-    run = Run(path)
+    run = RunFolder(path)
     run.refuse_other(config)
     with run.lock():
         run.create(config)
@@ -111,8 +111,8 @@ def describe(name: str, config: RunConfig, model: nn.Module, about: dict[str, An
     }
 
 
-def summarise(run: Run, task: RunTask) -> dict[str, Any]:
-    valid, timings = run.records("valid"), run.timings()
+def summarise(run: RunFolder, task: RunTask) -> dict[str, Any]:
+    valid, timings = run.metrics("valid"), run.timings()
     speeds = sorted(t["tokens_per_second"] for t in timings if t["tokens_per_second"])
     return {
         "best": min(valid, key=lambda record: record["loss"]),

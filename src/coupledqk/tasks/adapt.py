@@ -6,7 +6,7 @@ from ..config import AdaptConfig, RunConfig
 from ..data.shards import prepare
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .lm import LanguageModelling
 from .lora import add_lora
 from .models import new_model, run_tokenizer
@@ -23,7 +23,7 @@ class Adapting(LanguageModelling):
                 f"task.method={task.method!r} trains the dynamics, but the model has none: choose a variant such as "
                 "hamiltonian, with gate=true"
             )
-        source = Run.open(str(config.init_from))
+        source = RunFolder.open(str(config.init_from))
         tokenizer = run_tokenizer(source)
         if tokenizer.name != task.tokenizer:
             raise CoupledQKError(

@@ -17,7 +17,7 @@ from ..files import digest
 from ..initial import Normal, global_normal, initialize
 from ..layers import INIT_STD
 from ..model import TransformerLM
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from ..training.loop import Batch
 from .accuracy import score
 from .lm import head_settings
@@ -83,7 +83,7 @@ class SentenceClassification:
         data_dir = Path(task.data_dir) if task.data_dir else None
         train = read_glue(task.dataset, "train", data_dir, task.max_examples)
         dev = read_glue(task.dataset, "dev", data_dir)
-        return cls(config, task, run_tokenizer(Run.open(str(config.init_from))), train, dev)
+        return cls(config, task, run_tokenizer(RunFolder.open(str(config.init_from))), train, dev)
 
     def build_model(self) -> nn.Module:
         return Classifier(new_model(self.config), self.n_labels, self.config.seed)

@@ -11,7 +11,7 @@ from ..data.tokenizers import Tokenizer, from_json
 from ..dynamics import set_impl
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from ..training.checkpoints import Checkpoints, read_weights
 from .lora import merged
 
@@ -22,11 +22,11 @@ def new_model(config: RunConfig) -> TransformerLM:
     model.gradient_checkpointing = config.runtime.gradient_checkpointing
     set_impl(model, config.runtime.impl)
     if config.init_from is not None:
-        start_from(model, Run.open(config.init_from))
+        start_from(model, RunFolder.open(config.init_from))
     return model
 
 
-def start_from(model: TransformerLM, source: Run) -> None:
+def start_from(model: TransformerLM, source: RunFolder) -> None:
     """Loads a run's best weights. Dynamics that it lacks may be added if a gate makes them the identity at the start."""
     weights = _weights(source, "best")
     fresh = model.state_dict()
@@ -44,7 +44,9 @@ def start_from(model: TransformerLM, source: Run) -> None:
     model.load_state_dict({**fresh, **weights})
 
 
-def load_model(run: Run, checkpoint: Literal["best", "final"] | Path = "best", device: str = "auto") -> TransformerLM:
+def load_model(
+    run: RunFolder, checkpoint: Literal["best", "final"] | Path = "best", device: str = "auto"
+) -> TransformerLM:
     """A trained model, ready to evaluate or to sample from; a checkpoint can be named by its folder, too."""
     with torch.device("meta"):
         model = TransformerLM(run.config.model)
@@ -53,21 +55,21 @@ def load_model(run: Run, checkpoint: Literal["best", "final"] | Path = "best", d
     return model.eval()
 
 
-def run_tokenizer(run: Run) -> Tokenizer:
+def run_tokenizer(run: RunFolder) -> Tokenizer:
     path = run.path / "tokenizer.json"
     if not path.is_file():
         raise CoupledQKError(f"{run.path} has no tokenizer.json: expected a run on text that was started")
     return from_json(path.read_text())
 
 
-def _weights(run: Run, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
+def _weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
     """As those of a plain language model, with low-rank updates merged."""
     if isinstance(run.config.task, GLUEConfig):
         raise CoupledQKError(f"{run.path} has been trained to classify sentences: expected a language model's run")
     return merged(read_weights(checkpoint if isinstance(checkpoint, Path) else _checkpoint(run, checkpoint)))
 
 
-def _checkpoint(run: Run, which: Literal["best", "final"]) -> Path:
+def _checkpoint(run: RunFolder, which: Literal["best", "final"]) -> Path:
     checkpoints = Checkpoints(run.path / "checkpoints", keep=1)
     folder = checkpoints.best() if which == "best" else checkpoints.newest()
     if folder is None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import CoupledQKError
-from ..run_folder import Run
+from ..run_folder import RunFolder
 from .events import Evaluation, Event, Saving, Started, Step
 
 Consumer = Callable[[Event], None]
@@ -21,7 +21,7 @@ Consumer = Callable[[Event], None]
 class RunLog:
     """Writes metrics.jsonl (values that a repeated run reproduces) and timing.jsonl (those that it does not)."""
 
-    def __init__(self, run: Run, log_every: int) -> None:
+    def __init__(self, run: RunFolder, log_every: int) -> None:
         self.run, self.log_every = run, log_every
 
     def __call__(self, event: Event) -> None:
@@ -97,7 +97,7 @@ def tensorboard(folder: Path) -> Consumer:
     return consume
 
 
-def wandb(run: Run) -> Consumer:
+def wandb(run: RunFolder) -> Consumer:
     """Scalars for Weights & Biases; WANDB_MODE=offline needs no account."""
     try:
         import wandb as library  # pyright: ignore[reportMissingImports]
