@@ -1,4 +1,4 @@
-"""Where cells are trained. An engine is small: Ray or Slurm would be another one. Torch-free."""
+"""Engines train the cells of an experiment: processes on this machine, or any other `Engine`. Torch-free."""
 
 import json
 import os
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..config import RunConfig
+from ..provenance import available_cores
 from ..schema import to_toml
 
 
 @dataclass(frozen=True)
 class Message:
-    """How the training into a folder goes, or how it has ended: with anything but "step"."""
+    """Progress of the training into a folder. Every kind but "step" is the last message of that training."""
 
     folder: Path
     kind: Literal["step", "finished", "interrupted", "failed", "busy"]
@@ -30,26 +31,29 @@ class Message:
 
 class Engine(Protocol):
     def free(self) -> int:
-        """How many more runs may be started now."""
+        """Number of runs that can be started now."""
         ...
 
     def start(self, config: RunConfig, folder: Path) -> None: ...
 
     def wait(self, seconds: float) -> Iterator[Message]:
-        """What has happened; waits for something at most so long."""
+        """The messages that arrive within `seconds`; returns after the first."""
         ...
 
     def stop(self) -> None:
-        """Asks every run to save and to end; each still sends its last message."""
+        """Asks every run to save and stop. Each still sends its last message."""
         ...
 
     def close(self) -> None:
-        """Ends whatever still runs. Nothing saved is harmed."""
+        """Kills the processes that are left. Saved checkpoints are not affected."""
         ...
 
 
 class LocalPool:
-    """Processes on this machine. Each trains cell after cell; one that dies costs its cell's last steps and is replaced."""
+    """Worker processes on this machine. Each trains one cell after another.
+
+    A worker that dies is replaced, and its cell resumes from the last checkpoint when it is run again.
+    """
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
@@ -62,7 +66,7 @@ class LocalPool:
     def start(self, config: RunConfig, folder: Path) -> None:
         idle = next((worker for worker in self.workers if worker.folder is None), None)
         if idle is None:
-            threads = config.runtime.threads or max(1, (os.cpu_count() or 1) // self.jobs)
+            threads = config.runtime.threads or max(1, available_cores() // self.jobs)
             slots = {worker.slot for worker in self.workers}
             idle = _Worker(self.inbox, min(set(range(self.jobs)) - slots), threads)
             self.workers.append(idle)
@@ -78,7 +82,7 @@ class LocalPool:
             self.workers.remove(worker)
         if folder is None:
             return
-        message = Message(folder, "interrupted", error=worker.epitaph()) if data is None else Message(folder, **data)
+        message = Message(folder, "interrupted", error=worker.exit_reason()) if data is None else Message(folder, **data)
         if message.kind != "step":
             worker.folder = None
         yield message
@@ -109,7 +113,7 @@ class _Worker:
             stderr=self.errors,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,  # Ctrl-C reaches the scheduler alone, which asks its workers once
+            start_new_session=True,  # Ctrl-C reaches the scheduler only, which stops its workers
         )
         threading.Thread(target=self._listen, args=(inbox,), daemon=True).start()
 
@@ -126,12 +130,12 @@ class _Worker:
             self.process.stdin.write(json.dumps({"config": to_toml(config), "folder": str(folder)}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has died since it was last heard of; its listener tells
+            pass  # the process has ended since its last message; `_listen` reports it
 
-    def epitaph(self) -> str:
-        """Why the process ended, as far as that can be known."""
+    def exit_reason(self) -> str:
+        """The signal or exit code that ended the process, and the last line it wrote to standard error."""
         code = self.process.wait()
         self.errors.seek(0)
-        last_words = self.errors.read().strip().splitlines()[-1:]
+        last_line = self.errors.read().strip().splitlines()[-1:]
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return "; ".join([f"its process ended {how}", *last_words])
+        return "; ".join([f"its process ended {how}", *last_line])

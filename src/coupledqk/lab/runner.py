@@ -1,4 +1,4 @@
-"""Runs the cells of experiments: finished ones are skipped, interrupted ones go on, failed ones do not stop the rest."""
+"""Trains the cells of plans. Finished cells are skipped, interrupted ones resume, failed ones do not stop the others."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from .cells import Cell, Plan, make_plan, status, with_needed
 from .engine import Engine, Message
 from .outcomes import write_outcome
 
-SECONDS_BETWEEN_LOOKS = 0.5
+POLL_SECONDS = 0.5
 
 
 class Overview(Protocol):
-    """Shows how a grid goes."""
+    """Shows the progress of a queue."""
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
-        """These are to be trained; so many others are finished already."""
+        """Called once, with the cells to train and the number of those that were finished before."""
         ...
 
     def started(self, cell: Cell) -> None: ...
@@ -33,18 +33,18 @@ class Overview(Protocol):
 
 @dataclass
 class Queue:
-    """All cells of some plans, each once, and how far each is."""
+    """The cells of some plans, each once, and their state."""
 
     plans: Sequence[Plan]
     cells: dict[str, Cell]
     waiting: list[Cell]
     running: dict[Path, Cell] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
-    """By the cell's name, why it is not finished."""
+    """By the name of a cell, why it did not finish."""
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "Queue":
-        """Seed by seed, so that after the first ones all rows can be compared."""
+        """Ordered by seed, so that all rows can be compared after the first few seeds."""
         by_seed = sorted((cell for plan in plans for cell in plan.cells), key=lambda cell: cell.seed)
         cells = {cell.name: cell for cell in with_needed(by_seed)}
         queue = cls(plans, cells, [])
@@ -55,7 +55,7 @@ class Queue:
         return self.plans[0].run(cell)
 
     def next(self) -> Cell | None:
-        """The first cell that can start. One whose start has failed never will."""
+        """The first cell that can start. A cell whose prerequisite did not finish is given up."""
         for cell in list(self.waiting):
             needed = cell.needs
             if needed is not None and status(self.run(needed)) != "finished":
@@ -71,7 +71,7 @@ class Queue:
 
 
 def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool] = lambda: False) -> None:
-    """Trains what is not finished. Every plan's outcome is written after each of its cells and at the end."""
+    """Trains every cell that is not finished. A plan's outcome is written after each of its cells and at the end."""
     overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
     for plan in queue.plans:
         write_outcome(plan)
@@ -87,8 +87,8 @@ def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[
                 overview.started(cell)
             if not queue.running:
                 break
-            for message in engine.wait(SECONDS_BETWEEN_LOOKS):
-                _hear(message, queue, overview)
+            for message in engine.wait(POLL_SECONDS):
+                on_message(message, queue, overview)
     finally:
         engine.close()
         overview.end()
@@ -96,7 +96,7 @@ def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[
             write_outcome(plan)
 
 
-def _hear(message: Message, queue: Queue, overview: Overview) -> None:
+def on_message(message: Message, queue: Queue, overview: Overview) -> None:
     cell = queue.running[message.folder]
     if message.kind == "step":
         overview.step(cell, message.step)
@@ -111,11 +111,11 @@ def _hear(message: Message, queue: Queue, overview: Overview) -> None:
 
 
 def stale(plan: Plan) -> list[str]:
-    """Runs that an earlier outcome of this experiment counts but its grid no longer has. They are only named, never deleted."""
+    """Names of runs that the last outcome of this experiment has and its grid no longer has. They are kept on disk."""
     try:
         earlier = report.read(plan.outcome).cells
     except CoupledQKError:
-        return []  # there is none, or none that can be read: it is about to be written again
+        return []  # there is no readable outcome yet
     seeds = sorted({cell.seed for cell in earlier})
     now = make_plan(plan.experiment, plan.scale_name, plan.out, seeds) if seeds else plan
     names = {cell.name for cell in (*plan.cells, *now.cells)}

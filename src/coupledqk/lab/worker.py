@@ -1,11 +1,10 @@
-"""A process that trains cells: `python -m coupledqk.lab.worker SLOT`; workers share the GPUs by their slots.
+"""A process that trains cells: `python -m coupledqk.lab.worker SLOT`. The slot selects one of several GPUs.
 
-A line on standard input is a cell: its configuration and its folder. Lines on standard output tell how it goes. One process
-trains many cells, so that loading torch is paid for once.
+Each line on standard input is a cell: its configuration and its folder. Each line on standard output is a message about its
+progress. One process trains many cells, so that torch is loaded once.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError, DivergedError
@@ -32,50 +32,49 @@ SECONDS_BETWEEN_MESSAGES = 0.5
 
 
 def main() -> None:
-    line = Line(os.fdopen(os.dup(1), "w"))
-    os.dup2(2, 1)  # what libraries print is no message
+    messages = Messages(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)  # the prints of libraries go to standard error
     if torch.cuda.device_count() > 1:
         torch.cuda.set_device(int(sys.argv[1]) % torch.cuda.device_count())
     for text in iter(sys.stdin.readline, ""):
         job = json.loads(text)
-        line.tell(**train_cell(from_toml(RunConfig, job["config"]), Path(job["folder"]), line))
-        if line.cut:
+        messages.send(**train_cell(from_toml(RunConfig, job["config"]), Path(job["folder"]), messages))
+        if messages.closed:
             return
 
 
-class Line:
-    """To the process that schedules. If it is gone, the line is cut, and that is a reason to stop."""
+class Messages:
+    """A consumer of events that sends them to the scheduling process. If that process has ended, `closed` becomes true."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.cut, self.next_message = file, False, 0.0
+        self.file, self.closed, self.next_message = file, False, 0.0
 
-    def tell(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         try:
             self.file.write(json.dumps(message) + "\n")
             self.file.flush()
         except BrokenPipeError:
-            self.cut = True
+            self.closed = True
 
     def __call__(self, event: Event) -> None:
-        """A consumer of events."""
         now = time.monotonic()
         if isinstance(event, Started) or (isinstance(event, Step) and now >= self.next_message):
             self.next_message = now + SECONDS_BETWEEN_MESSAGES
-            self.tell(kind="step", step=event.step)
+            self.send(kind="step", step=event.step)
 
 
-def train_cell(config: RunConfig, folder: Path, line: Line) -> dict[str, Any]:
-    """Trains a cell from wherever it was left, and says how it ended."""
+def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str, Any]:
+    """Trains a cell, from its last checkpoint if there is one, and returns the last message about it."""
 
     def consumers(run: RunFolder) -> list[Consumer]:
         check_text(run)
         (folder / ERROR_FILE).unlink(missing_ok=True)
-        return [RunLog(run, config.train.log_every), line]
+        return [RunLog(run, config.train.log_every), messages]
 
     try:
         with stop_on_signals() as asked:
             run = train_run(
-                config, folder, consumers, lambda: asked() or line.cut, lambda: one_at_a_time(folder.parent)
+                config, folder, consumers, lambda: asked() or messages.closed, lambda: one_at_a_time(folder.parent)
             )
         return {"kind": "finished" if run.result else "interrupted"}
     except Exception as error:
@@ -96,7 +95,7 @@ def _failed(error: Exception, folder: Path) -> dict[str, Any]:
 
 
 def check_text(run: RunFolder) -> None:
-    """How much text is seen is part of an experiment: a shorter corpus would make another one."""
+    """The amount of text is part of an experiment, so a corpus that is shorter than `max_tokens` is an error."""
     task = run.config.task
     if isinstance(task, DataConfig) and task.max_tokens is not None:
         there = run.info["corpus"]["splits"]["train"]["tokens"]
@@ -109,9 +108,8 @@ def check_text(run: RunFolder) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[Callable[[int], None] | None]:
-    """So that workers do not all tokenize the same corpus: the first does, the others find it done."""
-    with (folder / ".preparing").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """One worker tokenizes a corpus while the others wait and then find its shards."""
+    with FileLock(folder / ".preparing"):
         yield None
 
 
