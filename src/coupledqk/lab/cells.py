@@ -2,36 +2,18 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import DataConfig, GLUEConfig, RunConfig
 from ..errors import CoupledQKError
-from ..outcome import Status
+from ..outcome import Status, read
 from ..recipes import recipe
-from ..run_folder import RunFolder, default_name
+from ..run_folder import RunFolder
 from ..schema import change, from_dict, to_dict
-from .experiment import Experiment, Grid, Scale, scale_of
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of an experiment."""
-
-    label: str
-    """The row of the table."""
-    seed: int
-    config: RunConfig
-    needs: "Cell | None" = None
-    """The run that this one starts from."""
-
-    @cached_property
-    def name(self) -> str:
-        """Of its folder: two experiments that have a cell in common share it."""
-        return default_name(self.config)
+from .experiment import Cell, Experiment, Grid, ListedScale, Scale, scale_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +26,7 @@ class Plan:
     out: Path
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> Scale | ListedScale:
         return scale_of(self.experiment, self.scale_name)
 
     @property
@@ -82,23 +64,68 @@ def make_plan(
     out: Path = Path("lab"),
     seeds: Sequence[int] = (),
     data_dir: Path | None = None,
+    rows: Sequence[str] = (),
 ) -> Plan:
-    """The plan of an experiment; `seeds`, if there are any, take the place of its own."""
+    """The runs of an experiment and where they are stored.
+
+    `seeds` replace the experiment's own. With `rows` they are added to those rows of the grid that was run before, and the
+    other rows stay as they are.
+    """
     scale = scale_of(experiment, scale_name)
-    cells: list[Cell] = []
+    where = f"{experiment.file or experiment.name}, {scale_name}"
+    plan = Plan(experiment, scale_name, (), out)
+    before = _seeds_so_far(plan) if rows else {}
+    if rows and not seeds:
+        raise CoupledQKError(f"--rows {' '.join(rows)}: expected the seeds to add to them, such as --seeds 0-7")
+
+    def seeds_of(label: str, own: Sequence[int]) -> Sequence[int]:
+        if not rows:
+            return seeds or own
+        return sorted({*before.get(label, own), *(seeds if label in rows else ())})
+
+    if isinstance(scale, ListedScale):
+        cells = [cell for cell in scale.cells if not seeds or cell.seed in seeds]
+    else:
+        cells = _grid_cells(scale, seeds_of, out / "runs", data_dir, where)
+    _check(cells, scale, where, rows)
+    return replace(plan, cells=tuple(cells))
+
+
+def _seeds_so_far(plan: Plan) -> dict[str, set[int]]:
+    """By row, the seeds in the outcome that an earlier run of the plan has written."""
+    if not plan.outcome.is_file():
+        return {}
+    found: dict[str, set[int]] = {}
+    for cell in read(plan.outcome).cells:
+        found.setdefault(cell.label, set()).add(cell.seed)
+    return found
+
+
+def _grid_cells(
+    scale: Scale,
+    seeds_of: Callable[[str, Sequence[int]], Sequence[int]],
+    runs: Path,
+    data_dir: Path | None,
+    where: str,
+) -> list[Cell]:
+    cells = []
     for grid in scale.grid:
-        for label, variant, settings in _rows(grid):
-            for seed in seeds or scale.seeds_of.get(label, scale.seeds):
+        for label, variant, settings in _rows(grid, where):
+            for seed in seeds_of(label, scale.seeds_of.get(label, scale.seeds)):
                 try:
-                    cells.append(_cell(scale, label, variant, settings, seed, out / "runs", data_dir))
+                    cells.append(_cell(scale, label, variant, settings, seed, runs, data_dir))
                 except CoupledQKError as error:
-                    raise CoupledQKError(f"{experiment.name}.toml, {scale_name}, {label}: {error}") from None
-    _check(cells, scale, f"{experiment.name}.toml, {scale_name}")
-    return Plan(experiment, scale_name, tuple(cells), out)
+                    raise CoupledQKError(f"{where}, {label}: {error}") from None
+    return cells
 
 
-def base_config(scale: Scale) -> RunConfig:
-    """What the cells of a scale have in common, with standard attention; of a task that needs a run, without the task."""
+def base_config(scale: Scale | ListedScale) -> RunConfig:
+    """The configuration that cells are described against: with standard attention, or the first of those that are listed.
+
+    If the task starts from another run, this is without the task.
+    """
+    if isinstance(scale, ListedScale):
+        return scale.cells[0].config
     if scale.needs is not None:
         return recipe(scale.recipe, **{k: v for k, v in scale.settings.items() if k != "init_from"})
     return _configure(recipe(scale.recipe), scale.task, scale.settings)
@@ -115,7 +142,7 @@ def with_needed(cells: Sequence[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def _rows(grid: Grid) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _rows(grid: Grid, where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Label, variant and settings of every combination."""
     for variant in grid.variant:
         for values in itertools.product(*(axis.items() for axis in grid.axes.values())):
@@ -128,7 +155,7 @@ def _rows(grid: Grid) -> Iterator[tuple[str, str, dict[str, Any]]]:
             except (KeyError, IndexError) as error:
                 known = ", ".join(f"{{{name}}}" for name in ("variant", *grid.axes))
                 raise CoupledQKError(
-                    f"label {grid.label!r} names {error}, which is no axis: there are {known}"
+                    f"{where}: label {grid.label!r} names {error}, which is no axis: there are {known}"
                 ) from None
 
 
@@ -168,7 +195,7 @@ def _placed(config: RunConfig, data_dir: Path | None) -> RunConfig:
     return change(config, {"task.data_dir": str(place)})
 
 
-def _check(cells: Sequence[Cell], scale: Scale, where: str) -> None:
+def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: Sequence[str]) -> None:
     labels = {cell.label for cell in cells}
     seen: dict[tuple[str, int], str] = {}
     for cell in cells:
@@ -177,6 +204,8 @@ def _check(cells: Sequence[Cell], scale: Scale, where: str) -> None:
                 f"{where}: {cell.label!r} names two different runs of seed {cell.seed}: tell them apart"
             )
     wanted = {label for claim in scale.claims for label in (claim.variant, claim.baseline, *(claim.elsewhere or ()))}
-    for label in sorted(wanted | set(scale.published) | set(scale.seeds_of)):
+    if isinstance(scale, Scale):
+        wanted |= set(scale.seeds_of)
+    for label in sorted(wanted | set(scale.published) | set(rows)):
         if label not in labels:
             raise CoupledQKError(f"{where}: there is no row {label!r}: choose from {', '.join(sorted(labels))}")

@@ -82,7 +82,9 @@ class LocalPool:
             self.workers.remove(worker)
         if folder is None:
             return
-        message = Message(folder, "interrupted", error=worker.exit_reason()) if data is None else Message(folder, **data)
+        message = (
+            Message(folder, "interrupted", error=worker.exit_reason()) if data is None else Message(folder, **data)
+        )
         if message.kind != "step":
             worker.folder = None
         yield message

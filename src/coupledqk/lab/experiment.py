@@ -25,12 +25,16 @@ cell of experiment `of`, and {out} a folder for what is found.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from ..config import RunConfig
 from ..errors import CoupledQKError, unknown
 from ..outcome import Metric, Published, decode
+from ..run_folder import default_name
 from ..schema import from_dict
 from .verdicts import Claim, check_primary
 
@@ -97,13 +101,40 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One run of an experiment."""
+
+    label: str
+    """The row of the table."""
+    seed: int
+    config: RunConfig
+    needs: "Cell | None" = None
+    """The run that this one starts from."""
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its folder. Experiments that have a cell in common share the folder."""
+        return default_name(self.config)
+
+
+@dataclass(frozen=True)
+class ListedScale:
+    """An experiment at one size whose runs are listed one by one. Such experiments are built in Python, not read from TOML."""
+
+    metric: Metric
+    cells: tuple[Cell, ...]
+    published: dict[str, Published] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True)
 class Experiment:
     name: str
     title: str
     source: str
     """The paper's table or figure, or "beyond the paper"."""
     caption: str
-    scales: dict[str, Scale] = field(default_factory=dict)
+    scales: Mapping[str, Scale | ListedScale] = field(default_factory=dict)
     """Empty for an experiment that measures."""
     commands: dict[str, str] = field(default_factory=dict)
     """By scale, the command line of an experiment that measures."""
@@ -111,6 +142,10 @@ class Experiment:
     """Whose cells are measured."""
     published: dict[str, Published] = field(default_factory=dict)
     """The paper's numbers of an experiment that measures."""
+    file: str = ""
+    """The TOML file that it was read from, as the user named it."""
+    command: str = ""
+    """The command line that runs it, if that is not `coupledqk reproduce`."""
 
 
 SCALES = ("mini", "paper")
@@ -122,22 +157,34 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Experiment:
-    """An experiment of the package."""
+    """An experiment of the package by name, or the one in a TOML file."""
+    if name.endswith(".toml"):
+        return load_file(Path(name))
     if name not in names():
         raise unknown("experiment", name, names())
     return parse(name, (FOLDER / f"{name}.toml").read_text("utf-8"))
 
 
-def parse(name: str, text: str) -> Experiment:
-    """Strict: an unknown key or an impossible value is an error that names the file and the place."""
+def load_file(path: Path) -> Experiment:
+    """The experiment in a TOML file of the user's."""
     try:
-        data = tomllib.loads(text)
-        return _experiment(name, data)
+        text = path.expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+        raise CoupledQKError(f"{path} cannot be read: {why}; expected an experiment as a TOML file") from None
+    return parse(path.stem, text, str(path))
+
+
+def parse(name: str, text: str, file: str = "") -> Experiment:
+    """Strict: an unknown key or an impossible value is an error that names the file and the place."""
+    file = file or f"{name}.toml"
+    try:
+        return replace(_experiment(name, tomllib.loads(text)), file=file)
     except (tomllib.TOMLDecodeError, CoupledQKError) as error:
-        raise CoupledQKError(f"{name}.toml: {error}") from None
+        raise CoupledQKError(f"{file}: {error}") from None
 
 
-def scale_of(experiment: Experiment, scale: str) -> Scale:
+def scale_of(experiment: Experiment, scale: str) -> Scale | ListedScale:
     if scale not in experiment.scales:
         raise CoupledQKError(
             f"{experiment.name} has no scale {scale!r}: "

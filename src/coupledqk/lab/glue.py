@@ -1,0 +1,59 @@
+"""Fine-tuning trained runs on a GLUE task as an experiment. Torch-free until its examples are counted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import text_of
+from ..errors import CoupledQKError
+from ..recipes import glue_recipe
+from ..run_folder import RunFolder, variant_name
+from .experiment import METRICS, Cell, Experiment, ListedScale
+from .verdicts import Claim
+
+MARGIN = 0.01
+"""Differences in accuracy below 1% of the baseline's count as none."""
+
+
+def fine_tuning_experiment(
+    runs: Sequence[Path],
+    task: str = "sst2",
+    data_dir: Path | None = None,
+    max_examples: int | None = None,
+    epochs: int | None = None,
+    **settings: Any,
+) -> Experiment:
+    """Each run is fine-tuned with the seed it was pretrained with: all weights and a new linear head.
+
+    Runs of one attention variant are a row. The first run's variant is the baseline. Variants that share two seeds or more with
+    it are tested for equal accuracy, which is what the paper claims.
+    """
+    from ..data.glue import count_train
+
+    n_examples = count_train(task, data_dir, max_examples)
+    settings = {"max_examples": max_examples, **settings}
+    if data_dir is not None:
+        settings["data_dir"] = str(data_dir.resolve())
+    cells = []
+    for path in dict.fromkeys(runs):
+        source = RunFolder.open(path)
+        text_of(source.config)  # refuses what is not a language model
+        config = glue_recipe(source.config, str(source.path.resolve()), task, n_examples, epochs, **settings)
+        cells.append(Cell(variant_name(config), config.seed, config))
+    if not cells:
+        raise CoupledQKError("fine-tune what? Name at least one run folder of a language model")
+    caption = f"Language models fine-tuned on {n_examples:,} examples of {task}, seed i from the pretraining of seed i."
+    scale = ListedScale(METRICS["accuracy"], tuple(cells), claims=_claims(cells, task))
+    return Experiment("fine-tuning", f"Fine-tuning on {task}", "your own runs", caption, {task: scale})
+
+
+def _claims(cells: Sequence[Cell], task: str) -> tuple[Claim, ...]:
+    seeds: dict[str, set[int]] = {}
+    for cell in cells:
+        seeds.setdefault(cell.label, set()).add(cell.seed)
+    baseline, *others = seeds
+    tested = [name for name in others if len(seeds[name] & seeds[baseline]) > 1]
+    return tuple(
+        Claim(f"{name} is as accurate as {baseline} on {task}", "equal", name, baseline, margin=MARGIN, primary=i == 0)
+        for i, name in enumerate(tested)
+    )

@@ -1,0 +1,77 @@
+"""Associative recall as an experiment: attention variants, training lengths and learning rates. Torch-free."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ..errors import CoupledQKError
+from ..recipes import RECIPES
+from .experiment import METRICS, Experiment, Grid, Scale
+from .verdicts import Claim
+
+RECIPE = {"mini": "mqar-mini", "paper": "mqar"}
+STEPS = {"mini": (1_500,), "paper": (10_000, 20_000)}
+LEARNING_RATES = {"mini": (5e-4, 1e-3), "paper": (3e-4, 1e-3, 3e-3)}
+Level = Literal["easy", "medium", "hard"]
+"""The paper's: 4 pairs in 64 tokens, 8 in 128 or 16 in 256."""
+
+
+def recall_experiment(
+    variants: Sequence[str] = ("standard", "hamiltonian"),
+    scale: Literal["mini", "paper"] = "mini",
+    level: Level | None = None,
+    pairs: int | None = None,
+    length: int | None = None,
+    steps: Sequence[int] = (),
+    lrs: Sequence[float] = (),
+    seeds: Sequence[int] = (0, 1, 2),
+    **settings: Any,
+) -> Experiment:
+    """Every variant with the same training lengths and learning rates; seed by seed with the same data and initial weights.
+
+    The first variant is the baseline. With two seeds or more, each other variant is tested against it at every training length
+    and learning rate.
+    """
+    if level is not None and (pairs is not None or length is not None):
+        raise CoupledQKError(f"--level {level} sets pairs and length: leave out --pairs and --length")
+    from ..data.mqar import LEVELS
+
+    base = RECIPES[RECIPE[scale]]
+    if level is not None:
+        pairs, length = LEVELS[level]
+        settings = {"vocab_size": RECIPES["mqar"].model.vocab_size, **settings}
+    length = length or base.train.seq_len
+    axes = {
+        "steps": {f"{n:,}": {"steps": n, "warmup": min(n, base.train.warmup)} for n in steps or STEPS[scale]},
+        "lr": {f"{lr:g}": {"lr": lr} for lr in sorted(set(lrs or LEARNING_RATES[scale]))},
+    }
+    grid = Grid(tuple(dict.fromkeys(variants)), "{variant}, {steps} steps, lr {lr}", axes)
+    recall = Scale(
+        metric=METRICS["accuracy"],
+        grid=(grid,),
+        recipe=RECIPE[scale],
+        seeds=tuple(dict.fromkeys(seeds)),
+        settings={
+            "seq_len": length,
+            "n_positions": max(length, base.model.n_positions),
+            **({} if pairs is None else {"n_pairs": pairs}),
+            **settings,
+        },
+        claims=_claims(grid) if len(set(seeds)) > 1 else (),
+    )
+    caption = "Which value followed this key? The accuracy is that at the lowest validation loss."
+    return Experiment("recall", "Associative recall (MQAR)", "your own settings", caption, {scale: recall})
+
+
+def _claims(grid: Grid) -> tuple[Claim, ...]:
+    """Each variant against the first, at equal training length and learning rate. The first claim is the primary one."""
+    baseline, *others = grid.variant
+    pairs = [
+        [grid.label.format(variant=name, steps=steps, lr=lr) for name in (variant, baseline)]
+        for variant in others
+        for steps in grid.axes["steps"]
+        for lr in grid.axes["lr"]
+    ]
+    return tuple(
+        Claim(f"{ours} recalls better than {theirs}", "higher", ours, theirs, primary=i == 0)
+        for i, (ours, theirs) in enumerate(pairs)
+    )
