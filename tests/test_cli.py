@@ -9,6 +9,7 @@ import pytest
 
 from coupledqk.cli import COMMANDS, main
 from coupledqk.cli.settings import parse_settings
+from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import to_toml
 from coupledqk.variants import VARIANTS
@@ -160,8 +161,15 @@ def test_flags_become_settings() -> None:
         "--gate",
         "false",
     ]
-    assert parse_settings(flags) == {
+    assert parse_settings(recipe("nano", "euler"), flags) == {
         "lr": 3e-4, "compile": True, "data_dir": "/a/b", "n_steps": 1, "tokenizer": "bpe:512", "gate": False
+    }  # fmt: skip
+
+
+def test_a_text_is_taken_as_typed() -> None:
+    flags = ["--corpus", "2024", "--data-dir", "2024-01-01", "--max-tokens", "2_000", "--init-from", "true"]
+    assert parse_settings(recipe("nano"), flags) == {
+        "corpus": "2024", "data_dir": "2024-01-01", "max_tokens": 2000, "init_from": "true"
     }  # fmt: skip
 
 
@@ -173,6 +181,11 @@ MISTAKES = [
     (["train", "--recipe", "nanno"], "did you mean 'nano'"),
     (["train", "--lrr", "1"], "unknown setting 'lrr': did you mean 'lr'"),
     (["train", "--lr", "fast"], "lr='fast': expected float"),
+    (["train", "--steps", "1e3"], "steps='1e3': expected int"),
+    (["train", "--gate", "yes"], "gate='yes': expected bool"),
+    (["train", "--precision", "fp15"], "unknown precision 'fp15': did you mean 'fp16'"),
+    (["train", "--lr", "--seed", "3"], "--lr has no value: write --lr VALUE"),
+    (["train", "--lr", "1e-3", "--lr", "3"], "--lr is given twice"),
     (["train", "--steps", "5", "--warmup", "9"], "warmup=9: expected 0 to 5, the number of steps"),
     (["train", "--seq-len", "999"], "longer than the model's 256 learned positions"),
     (["train", "--tokenizer", "wordpiece"], "unknown tokenizer 'wordpiece'"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coupledqk.config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.schema import change, from_toml, leaves, to_toml
+from coupledqk.schema import change, from_dict, from_toml, leaves, parse, to_dict, to_toml
 from coupledqk.variants import PRESETS, VARIANTS, preset, variant
 
 dynamics = st.one_of(
@@ -79,7 +79,7 @@ def test_variants_change_by_keyword(name: str) -> None:
         (lambda: preset("tiny", n_layers=0), "n_layers=0: expected at least 1"),
         (lambda: from_toml(ModelConfig, "d_modle = 4"), "did you mean 'd_model'"),
         (lambda: from_toml(ModelConfig, "[attention.dynamics]\nmethods = 'euler'"), "attention.dynamics.method"),
-        (lambda: from_toml(ModelConfig, "attention = 3"), "expected a table [attention]"),
+        (lambda: from_toml(ModelConfig, "attention = 3"), "attention=3: expected a table"),
         (lambda: from_toml(ModelConfig, "d_model = "), "not a TOML configuration"),
     ],
 )
@@ -98,3 +98,69 @@ def test_an_ambiguous_ending_asks_for_the_full_path() -> None:
 
     with pytest.raises(CoupledQKError, match=r"write one of left\.method, right\.method"):
         change(Pair(), {"method": "euler"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    weight: float
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    parts: tuple[Part, ...]
+    pair: tuple[int, float]
+    by_seed: dict[int, float]
+    spare: Part | None = None
+
+
+WHOLE = {"parts": [{"weight": 1, "names": ["a"]}], "pair": [1, 2], "by_seed": {"3": 0.5}}
+
+
+def test_tables_lists_and_keys_become_what_the_annotations_say():
+    whole = from_dict(Whole, WHOLE)
+    assert whole == Whole((Part(1.0, ("a",)),), (1, 2.0), {3: 0.5})
+    assert isinstance(whole.parts[0].weight, float)
+    assert from_dict(Whole, to_dict(whole)) == whole
+
+
+def test_null_is_a_float_that_is_not_finite_only_where_that_is_asked_for():
+    data = WHOLE | {"by_seed": {"3": None}, "spare": None}
+    whole = from_dict(Whole, data, null_is_nan=True)
+    assert math.isnan(whole.by_seed[3])
+    assert whole.spare is None
+    with pytest.raises(CoupledQKError, match=r"by_seed\.3=None: expected float"):
+        from_dict(Whole, data)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"parts": [{"names": []}]}, r"parts\[0\].weight is missing"),
+        ({"parts": [{"weight": 1, "name": []}]}, r"unknown key 'parts\[0\].name': did you mean 'parts\[0\].names'"),
+        ({"parts": [{"weight": 1, "names": [2]}]}, r"parts\[0\].names\[0\]=2: expected str"),
+        ({"pair": [1]}, r"pair=\[1\]: expected 2 values"),
+        ({"pair": [True, 1]}, r"pair\[0\]=True: expected int"),
+        ({"by_seed": {"x": 1}}, "by_seed='x': expected keys of type int"),
+        ({"spare": 3}, "spare=3: expected a table"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_with_its_place(wrong, message):
+    with pytest.raises(CoupledQKError, match=message):
+        from_dict(Whole, WHOLE | wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (str, "2024", "2024"),
+        (str | None, "true", "true"),
+        (int | None, "1_000", 1000),
+        (float, "1", 1.0),
+        (bool, "true", True),
+    ],
+)
+def test_text_is_parsed_by_the_type_of_its_setting(kind, text, value):
+    parsed = parse(kind, text, "name")
+    assert parsed == value
+    assert type(parsed) is type(value)

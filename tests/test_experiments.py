@@ -172,9 +172,9 @@ def test_a_base_configuration_is_what_the_cells_share():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SMALL.replace("recipe", "recipie"), "unknown key 'mini.recipie': did you mean 'mini.recipe'"),
+        (SMALL.replace("recipe", "recipie"), r"small.toml: \[mini\] unknown key 'recipie': did you mean 'recipe'"),
         (SMALL.replace('"perplexity"', '"perplexty"'), "did you mean 'perplexity'"),
-        (SMALL.replace("[0, 1]", "[0, 0]"), r"mini.seeds=\[0, 0\]: expected a list of different numbers"),
+        (SMALL.replace("[0, 1]", "[0, 0]"), r"\[mini\] seeds=\[0, 0\]: expected a list of different numbers"),
         (SMALL.replace('"euler"', '"eulr"'), "small.toml, mini, eulr: unknown variant 'eulr': did you mean 'euler'"),
         (SMALL + 'label = "{variant} {n}"', "label .* names 'n', which is no axis"),
         (SMALL + 'label = "row"', "'row' names two different runs of seed 0"),
@@ -182,8 +182,12 @@ def test_a_base_configuration_is_what_the_cells_share():
         (SMALL + "settings = { n_steps = 5 }", "n_steps=5 has no effect with method 'none'"),
         (SMALL + CLAIM.replace('"euler"', '"eulr"'), "there is no row 'eulr': choose from euler, standard"),
         (SMALL + CLAIM.replace("true", "false"), "one primary claim"),
-        (SMALL + '[published]\neuler = { mean = "low" }', "published.euler.mean is 'low', expected float"),
-        (SMALL.replace("title", "tilte"), "title=None: expected a text"),
+        (SMALL + '[published]\neuler = { mean = "low" }', "published.euler.mean='low': expected float"),
+        (SMALL.replace("title", "tilte"), "small.toml: title is missing"),
+        (SMALL.replace('["standard", "euler"]', "[]"), r"\[mini\] variant=\[\]: expected at least one name"),
+        (SMALL + "axes = 3", r"grid\[0\].axes=3: expected a table"),
+        (SMALL + "axes.lr = 3", r"grid\[0\].axes.lr=3: expected a table"),
+        (SMALL.partition("[mini]")[0] + "mini = 3", "small.toml: mini=3: expected a table"),
         ("x = ", "small.toml: "),
     ],
 )

@@ -24,7 +24,6 @@ from coupledqk.outcome import (
     Published,
     Row,
     VerdictRecord,
-    decode,
     read,
     read_all,
     to_json,
@@ -35,7 +34,7 @@ from coupledqk.report.curves import panels
 from coupledqk.report.figures import write_figures
 from coupledqk.report.lab_page import html_report, latex_report, markdown_report, write_report
 from coupledqk.report.tables import Table, costs_table, latex, markdown, results_table
-from coupledqk.schema import to_dict
+from coupledqk.schema import from_dict, to_dict
 from test_report import HOSTILE, elements, make_run, text_of
 
 MEANS = {"standard": 40.0, "euler": 39.0, "diff": 39.9}
@@ -70,7 +69,7 @@ def make_outcome(
         command="coupledqk reproduce ablation --scale mini",
         metric=Metric("perplexity", "best.perplexity", "lower", "exp of the mean loss per bpe:1024 token"),
         rows=tuple(make_row(label, found) for label, found in values.items()),
-        verdicts=tuple(decode(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(claims, values)),
+        verdicts=tuple(from_dict(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(claims, values)),
         cells=tuple(make_cell(label, seed, found[seed]) for label, found in values.items() for seed in found),
         config=to_dict(recipe("mini")),
         origin=Origin("5b1a333", "2 cores", {"torch": "2.13.0"}, {"python-stdlib": "c0ffee" * 8}),
@@ -154,10 +153,10 @@ def test_a_diverged_run_is_null_in_the_file_and_no_number_again_when_read(tmp_pa
     [
         (lambda data: data.pop("metric"), "is damaged: metric is missing"),
         (lambda data: data.update(metrics=1), "is damaged: unknown key 'metrics': did you mean 'metric'"),
-        (lambda data: data["rows"][0].update(mean="high"), r"is damaged: rows\[0\].mean is 'high', expected float"),
+        (lambda data: data["rows"][0].update(mean="high"), r"is damaged: rows\[0\].mean='high': expected float"),
         (lambda data: data["cells"][3].update(status="dead"), r"is damaged: unknown cells\[3\].status 'dead'"),
         (lambda data: data["rows"][0].update(seeds={"a": 1.0}), "expected keys of type int"),
-        (lambda data: data.update(rows={}), "is damaged: rows is {}, expected tuple"),
+        (lambda data: data.update(rows={}), "is damaged: rows={}: expected a list"),
         (lambda data: data.update(format=2), "has format 2, this version reads 1"),
         (lambda data: data.pop("experiment"), "is not the outcome of an experiment"),
     ],

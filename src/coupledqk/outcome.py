@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from .decoding import decode
 from .errors import CoupledQKError
 from .files import write_atomic
+from .schema import from_dict
 
 FORMAT = 1
 Status = Literal["finished", "failed", "interrupted", "running", "waiting"]
@@ -113,7 +113,7 @@ class EvidenceRecord:
 
 @dataclass(frozen=True)
 class VerdictRecord:
-    """A `lab.verdicts.Verdict`: `decode(VerdictRecord, asdict(verdict))`."""
+    """A `lab.verdicts.Verdict`: `from_dict(VerdictRecord, asdict(verdict))`."""
 
     claim: ClaimRecord
     outcome: VerdictOutcome
@@ -203,7 +203,7 @@ def read(path: str | Path) -> Outcome:
             f"{path} has format {data['format']!r}, this version reads {FORMAT}: write it again with `coupledqk reproduce`"
         )
     try:
-        return decode(Outcome, data)
+        return from_dict(Outcome, data, null_is_nan=True)
     except CoupledQKError as error:
         raise CoupledQKError(f"{path} is damaged: {error}") from None
 

@@ -1,10 +1,12 @@
-"""What makes a frozen dataclass a configuration: checked fields, settings by name, strict TOML. Torch-free.
+"""What makes a frozen dataclass a configuration or a record: checked fields, settings by name, one strict decoder. Torch-free.
 
 Each leaf of a configuration has a dotted path (`attention.dynamics.n_steps`), and any ending of it that names one leaf only
 (`n_steps`) will do in `change`.
 """
 
 import dataclasses
+import functools
+import math
 import tomllib
 import types
 import typing
@@ -19,10 +21,10 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
         raise CoupledQKError(f"{name}={given!r}: expected {expected}")
 
 
-Config = TypeVar("Config")
+Record = TypeVar("Record")
 
 
-def change(config: Config, settings: Mapping[str, Any]) -> Config:
+def change(config: Record, settings: Mapping[str, Any]) -> Record:
     """A copy with some settings changed; keys are dotted paths or their unambiguous endings.
 
     Settings that depend on one another are checked together, after all have been changed.
@@ -47,6 +49,13 @@ def leaves(config: object, prefix: str = "") -> Iterator[str]:
             yield prefix + f.name
 
 
+def type_of(config: object, key: str) -> Any:
+    """The annotated type of a setting; `key` is a dotted path or its unambiguous ending."""
+    *parents, name = _resolve(config, key).split(".")
+    table = functools.reduce(getattr, parents, config)
+    return typing.get_type_hints(type(table))[name]
+
+
 def _resolve(config: object, key: str) -> str:
     paths = list(leaves(config))
     found = [path for path in paths if path == key] or [path for path in paths if path.endswith("." + key)]
@@ -59,14 +68,16 @@ def _resolve(config: object, key: str) -> str:
 
 def to_dict(config: object) -> dict[str, Any]:
     """Nested plain values; a setting that is None is left out, since TOML has no null."""
-    out = {}
-    for f in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            out[f.name] = to_dict(value)
-        elif value is not None:
-            out[f.name] = list(value) if isinstance(value, tuple) else value
-    return out
+    fields = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))  # pyright: ignore[reportArgumentType]
+    return {name: _plain(value) for name, value in fields if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -77,46 +88,13 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def from_dict(kind: type[Config], data: Mapping[str, Any], where: str = "") -> Config:
-    """Strict: an unknown key, a value of the wrong type or an impossible value is an error that names its place."""
-    hints = typing.get_type_hints(kind)
-    for key in data:
-        if key not in hints:
-            raise unknown("setting", where + key, [where + name for name in hints])
-    values = {}
-    for key, value in data.items():
-        if kinds := _tables(hints[key]):
-            if not isinstance(value, Mapping):
-                raise CoupledQKError(f"{where}{key}={value!r}: expected a table [{where}{key}]")
-            values[key] = from_dict(_of_kind(kinds, value, where + key), value, f"{where}{key}.")
-        else:
-            values[key] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
-
-
-def _tables(hint: Any) -> list[type]:
-    """The dataclasses that a field may hold."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
-
-
-def _of_kind(kinds: list[type], data: Mapping[str, Any], where: str) -> type:
-    """Which of several dataclasses a table is, by its `kind`; the first unless it says."""
-    if len(kinds) == 1 or "kind" not in data:
-        return kinds[0]
-    named = {kind.kind: kind for kind in kinds}
-    if data["kind"] not in named:
-        raise unknown(f"{where}.kind", data["kind"], named)
-    return named[data["kind"]]
-
-
 def to_toml(config: object) -> str:
     import tomli_w
 
     return tomli_w.dumps(to_dict(config))
 
 
-def from_toml(kind: type[Config], text: str) -> Config:
+def from_toml(kind: type[Record], text: str) -> Record:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -124,22 +102,97 @@ def from_toml(kind: type[Config], text: str) -> Config:
     return from_dict(kind, data)
 
 
+def from_dict(kind: type[Record], data: Any, where: str = "", null_is_nan: bool = False) -> Record:
+    """A table as a dataclass. An unknown or missing key or a value of the wrong type is an error that names its place.
+
+    JSON has no NaN: with `null_is_nan`, null stands for a float that is not finite.
+    """
+    if not isinstance(data, Mapping):
+        raise _wrong(where.removesuffix("."), data, "a table")
+    hints = typing.get_type_hints(kind)
+    for key in data:
+        if key not in hints:
+            raise unknown("key", where + key, [where + name for name in hints])
+    for f in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
+        if f.name not in data and f.default is f.default_factory is dataclasses.MISSING:
+            raise CoupledQKError(f"{where}{f.name} is missing")
+    return kind(**{key: decode(hints[key], value, f"{where}{key}", null_is_nan) for key, value in data.items()})
+
+
+def decode(hint: Any, value: Any, where: str, null_is_nan: bool = False) -> Any:
+    """A plain value as what the annotation `hint` says. An int becomes a float, a list a tuple and a table a dataclass where
+    these are expected; nothing else is converted."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(arguments, value, where, null_is_nan)
+    if origin is Literal:
+        if value not in arguments:
+            raise unknown(where, value, map(str, arguments))
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        items = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if len(items) != len(value):
+            raise _wrong(where, value, f"{len(items)} values")
+        pairs = enumerate(zip(items, value, strict=True))
+        return tuple(decode(item, part, f"{where}[{place}]", null_is_nan) for place, (item, part) in pairs)
+    if origin is dict and isinstance(value, Mapping):
+        keys, items = arguments
+        return {
+            _key(keys, key, where): decode(items, part, f"{where}.{key}", null_is_nan) for key, part in value.items()
+        }
+    if dataclasses.is_dataclass(hint):
+        kind = typing.cast(type, hint)
+        return value if isinstance(value, kind) else from_dict(kind, value, f"{where}.", null_is_nan)
+    if hint is float and (type(value) is int or (value is None and null_is_nan)):
+        return math.nan if value is None else float(value)
+    if hint is Any or type(value) is hint:
+        return value
+    raise _wrong(where, value, {tuple: "a list", dict: "a table"}.get(origin, getattr(hint, "__name__", str(hint))))
+
+
+def _decode_union(options: tuple[Any, ...], value: Any, where: str, null_is_nan: bool) -> Any:
+    """`X | None`, or one of several dataclasses, told apart by their `kind`; the first unless the table has one."""
+    if value is None and type(None) in options:
+        return None
+    options = tuple(option for option in options if option is not type(None))
+    if len(options) == 1:
+        return decode(options[0], value, where, null_is_nan)
+    if not isinstance(value, Mapping) or "kind" not in value:
+        return value if isinstance(value, options) else decode(options[0], value, where, null_is_nan)
+    named = {option.kind: option for option in options}
+    if value["kind"] not in named:
+        raise unknown(f"{where}.kind", value["kind"], named)
+    return decode(named[value["kind"]], value, where, null_is_nan)
+
+
+def _key(hint: Any, key: Any, where: str) -> Any:
+    """The keys of JSON are strings; a dictionary's may be numbers."""
+    try:
+        return hint(key)
+    except ValueError:
+        raise _wrong(where, key, f"keys of type {hint.__name__}") from None
+
+
+def parse(hint: Any, text: str, name: str) -> Any:
+    """A value typed on the command line, as what the annotation `hint` says; `name` is the setting's, for the error."""
+    options = [option for option in typing.get_args(hint) or (hint,) if option is not type(None)]
+    wanted = hint if typing.get_origin(hint) is Literal else options[0]
+    if wanted is bool and text in ("true", "false"):
+        return text == "true"
+    if wanted in (int, float):
+        try:
+            return wanted(text)
+        except ValueError:
+            pass
+    return decode(wanted, text, name)
+
+
 def check_fields(config: object) -> None:
-    """Holds every field against its annotation. An int given for a float becomes one; nothing else is converted."""
+    """Checks every field against its annotation, as `decode` does."""
     for name, hint in typing.get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if hint is float and type(value) is int:
-            object.__setattr__(config, name, float(value))
-        elif typing.get_origin(hint) is Literal:
-            if value not in typing.get_args(hint):
-                raise unknown(name, value, typing.get_args(hint))
-        elif not _fits(value, hint):
-            raise CoupledQKError(f"{name}={value!r}: expected {getattr(hint, '__name__', hint)}")
+        object.__setattr__(config, name, decode(hint, getattr(config, name), name))
 
 
-def _fits(value: object, hint: Any) -> bool:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
-    return type(value) is hint if hint in (int, float, bool) else isinstance(value, hint)
+def _wrong(where: str, value: Any, expected: str) -> CoupledQKError:
+    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}…"
+    return CoupledQKError(f"{where or 'the file'}={shown}: expected {expected}")

@@ -1,7 +1,6 @@
 """Every setting of a run as a flag: `--lr 3e-4`, `--n_steps 1`, `--train.precision bf16`, `--compile`."""
 
 import functools
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from ..config import RunConfig, tokenizer_size
 from ..errors import CoupledQKError
 from ..recipes import RECIPES, recipe
-from ..schema import change, from_toml, leaves
+from ..schema import change, from_toml, leaves, parse, type_of
 
 
 @dataclass(frozen=True)
@@ -25,24 +24,33 @@ class WithSettings:
     """A TOML file with settings; it stands in for recipe and variant."""
 
     def run_config(self, flags: list[str]) -> RunConfig:
-        settings = parse_settings(flags)
+        base = self._base()
+        settings = parse_settings(base, flags)
         if "corpus" in settings and Path(settings["corpus"]).exists():
             settings["corpus"] = str(Path(settings["corpus"]).resolve())
         if self.config is None:
             return recipe(self.recipe, self.variant, **settings)
+        if "tokenizer" in settings:
+            settings = {"vocab_size": tokenizer_size(settings["tokenizer"]), **settings}
+        return change(base, settings)
+
+    def _base(self) -> RunConfig:
+        if self.config is None:
+            return recipe(self.recipe, self.variant)
         if self.variant != "standard" or self.recipe != "nano":
             raise CoupledQKError("--config stands in for --recipe and --variant: give one or the other")
         if not self.config.is_file():
             raise CoupledQKError(
                 f"{self.config}: no such file; --config takes a TOML file, such as a run's config.toml"
             )
-        if "tokenizer" in settings:
-            settings = {"vocab_size": tokenizer_size(settings["tokenizer"]), **settings}
-        return change(from_toml(RunConfig, self.config.read_text()), settings)
+        return from_toml(RunConfig, self.config.read_text())
 
 
-def parse_settings(flags: list[str]) -> dict[str, Any]:
-    """["--lr", "3e-4", "--compile"] to {"lr": 0.0003, "compile": True}; `--lr=3e-4` does as well."""
+def parse_settings(config: RunConfig, flags: list[str]) -> dict[str, Any]:
+    """["--lr", "3e-4", "--compile"] to {"lr": 0.0003, "compile": True}; `--lr=3e-4` does as well.
+
+    What a value is follows from the setting of `config` that the flag names.
+    """
     settings: dict[str, Any] = {}
     flags = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
     while flags:
@@ -50,16 +58,14 @@ def parse_settings(flags: list[str]) -> dict[str, Any]:
         if not flag.startswith("--"):
             raise CoupledQKError(f"unexpected {flag!r}: settings are given as --name value, such as --lr 3e-4")
         name = flag.removeprefix("--").replace("-", "_")
-        settings[name] = parse_value(flags.pop(0)) if flags and not flags[0].startswith("--") else True
+        if name in settings:
+            raise CoupledQKError(f"{flag} is given twice: give it once")
+        kind = type_of(config, name)
+        has_value = bool(flags) and not flags[0].startswith("--")
+        if not has_value and kind is not bool:
+            raise CoupledQKError(f"{flag} has no value: write {flag} VALUE")
+        settings[name] = parse(kind, flags.pop(0), name) if has_value else True
     return settings
-
-
-def parse_value(text: str) -> Any:
-    """As in TOML; what is not TOML is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def settings_help() -> str:

@@ -45,7 +45,8 @@ class Train(WithSettings):
                 raise CoupledQKError(
                     "--resume takes its settings from the run: leave out --recipe, --variant, --config, --out"
                 )
-            config, out = change(RunFolder.open(self.resume).config, parse_settings(flags)), self.resume
+            config, out = RunFolder.open(self.resume).config, self.resume
+            config = change(config, parse_settings(config, flags))
         else:
             config = self.run_config(flags)
             out = self.out or Path("runs") / default_name(config)

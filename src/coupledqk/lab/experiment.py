@@ -29,18 +29,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import CoupledQKError, unknown
-from ..outcome import Metric, Published, decode
+from ..outcome import Metric, Published
 from ..run_folder import default_name
-from ..schema import from_dict
+from ..schema import decode, from_dict, require
 from .verdicts import Claim, check_primary
 
 FOLDER = files("coupledqk.lab") / "experiments"
 
-METRICS = {
+MetricName = Literal["perplexity", "bits_per_byte", "accuracy", "tokens_to_reach"]
+METRICS: dict[MetricName, Metric] = {
     "perplexity": Metric(
         "perplexity", "best.perplexity", "lower", "exp of the mean loss per token of the validation text, at its best"
     ),
@@ -71,6 +72,9 @@ class Grid:
     """By the axis' name, its values: each a name and the settings it stands for."""
     settings: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require(len(self.variant) > 0, "variant", list(self.variant), "at least one name")
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -98,6 +102,11 @@ class Scale:
     needs: Needs | None = None
     published: dict[str, Published] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, seeds in {"seeds": self.seeds, **self.seeds_of}.items():
+            require(0 < len(seeds) == len(set(seeds)), name, list(seeds), "a list of different numbers")
+        check_primary(self.claims)
 
 
 @dataclass(frozen=True)
@@ -194,86 +203,40 @@ def scale_of(experiment: Experiment, scale: str) -> Scale | ListedScale:
 
 
 def _experiment(name: str, data: dict[str, Any]) -> Experiment:
-    about = {key: data.pop(key, None) for key in ("title", "source", "caption")}
-    for key, value in about.items():
-        _expect(isinstance(value, str), f"{key}={value!r}: expected a text")
-    tables = {scale: data.pop(scale) for scale in SCALES if scale in data}
-    _expect(bool(tables), f"expected at least one of the scales {', '.join(f'[{scale}]' for scale in SCALES)}")
-    if any("command" in table for table in tables.values()):
-        return Experiment(name, **about, **_measuring(data, tables))
-    scales = {scale: _scale({**data, **table}, f"{scale}.") for scale, table in tables.items()}
-    return Experiment(name, **about, scales=scales)
-
-
-def _measuring(data: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    about = {key: data.pop(key) for key in ("title", "source", "caption", "of") if key in data}
+    experiment = from_dict(Experiment, {"name": name, **about})
+    tables = {scale: decode(dict[str, Any], data.pop(scale), scale) for scale in SCALES if scale in data}
+    if not tables:
+        raise CoupledQKError(f"expected at least one of the scales {', '.join(f'[{scale}]' for scale in SCALES)}")
+    if not any("command" in table for table in tables.values()):
+        return replace(experiment, scales={scale: _scale({**data, **table}, scale) for scale, table in tables.items()})
     for scale, table in tables.items():
-        _expect(table.keys() == {"command"}, f"{scale}: expected a command and nothing else, given {', '.join(table)}")
-    if others := data.keys() - {"of", "published"}:
-        raise unknown("key", min(others), ("of", "published"))
-    commands = {scale: table["command"] for scale, table in tables.items()}
-    return {"commands": commands, "of": data.get("of"), "published": _published(data, "")}
+        if table.keys() != {"command"}:
+            raise CoupledQKError(f"[{scale}]: expected a command and nothing else, given {', '.join(table)}")
+    published = decode(dict[str, Published], data.pop("published", {}), "published")
+    if data:
+        raise unknown("key", min(data), ("of", "published"))
+    commands = {scale: decode(str, table["command"], f"{scale}.command") for scale, table in tables.items()}
+    return replace(experiment, commands=commands, published=published)
 
 
-def _scale(data: dict[str, Any], where: str) -> Scale:
-    _check_keys(Scale, data, where)
-    for key in ("metric", "grid", "recipe", "seeds"):
-        _expect(key in data, f"{where}{key} is missing")
-    if data["metric"] not in METRICS:
-        raise unknown(f"{where}metric", data["metric"], METRICS)
-    scale = Scale(
-        **{
-            **data,
-            "metric": METRICS[data["metric"]],
-            "grid": tuple(_grid(table, f"{where}grid.") for table in data["grid"]),
-            "seeds": _seeds(data["seeds"], f"{where}seeds"),
-            "seeds_of": {key: _seeds(s, f"{where}seeds_of.{key}") for key, s in data.get("seeds_of", {}).items()},
-            "needs": _needs(data["needs"], f"{where}needs.") if data.get("needs") else None,
-            "published": _published(data, where),
-            "claims": tuple(from_dict(Claim, claim, f"{where}claims.") for claim in data.get("claims", [])),
-        }
-    )
-    check_primary(scale.claims)
-    return scale
+def _scale(data: dict[str, Any], name: str) -> Scale:
+    try:
+        if "metric" in data:
+            data["metric"] = METRICS[decode(MetricName, data["metric"], "metric")]
+        if isinstance(data.get("grid"), list):
+            data["grid"] = [_with_named_values(grid) for grid in data["grid"]]
+        return from_dict(Scale, data)
+    except CoupledQKError as error:
+        raise CoupledQKError(f"[{name}] {error}") from None
 
 
-def _published(data: dict[str, Any], where: str) -> dict[str, Published]:
-    table = data.get("published", {})
-    return {key: decode(Published, value, f"{where}published.{key}.") for key, value in table.items()}
-
-
-def _grid(data: dict[str, Any], where: str) -> Grid:
-    _check_keys(Grid, data, where)
-    _expect(bool(data.get("variant")), f"{where}variant is missing: expected a list of names")
-    axes = {key: _axis(key, values) for key, values in data.get("axes", {}).items()}
-    return Grid(**{**data, "variant": tuple(data["variant"]), "axes": axes})
-
-
-def _axis(name: str, values: Any) -> dict[str, dict[str, Any]]:
-    """Values of the setting `name`, or bundles of settings by their names."""
-    return dict(values) if isinstance(values, Mapping) else {str(value): {name: value} for value in values}
-
-
-def _needs(data: dict[str, Any], where: str) -> Needs:
-    _check_keys(Needs, data, where)
-    _expect("recipe" in data, f"{where}recipe is missing")
-    return Needs(**data)
-
-
-def _seeds(values: Any, where: str) -> tuple[int, ...]:
-    fits = isinstance(values, list) and values and all(type(seed) is int for seed in values)
-    _expect(bool(fits) and len(set(values)) == len(values), f"{where}={values!r}: expected a list of different numbers")
-    return tuple(values)
-
-
-def _check_keys(kind: type, data: Mapping[str, Any], where: str) -> None:
-    hints = get_type_hints(kind)
-    for key, value in data.items():
-        if key not in hints:
-            raise unknown("key", where + key, [where + name for name in hints])
-        if any(get_origin(hint) is dict for hint in (hints[key], *get_args(hints[key]))):
-            _expect(isinstance(value, Mapping), f"{where}{key}={value!r}: expected a table")
-
-
-def _expect(condition: bool, message: str) -> None:
-    if not condition:
-        raise CoupledQKError(message)
+def _with_named_values(grid: Any) -> Any:
+    """A grid whose axes all have names for their values. What is malformed is left to the decoder."""
+    if not isinstance(grid, dict) or not isinstance(axes := grid.get("axes"), dict):
+        return grid
+    named = {
+        axis: {str(value): {axis: value} for value in values} if isinstance(values, list) else values
+        for axis, values in axes.items()
+    }
+    return {**grid, "axes": named}

@@ -14,7 +14,7 @@ from .. import provenance
 from ..config import identity
 from ..outcome import CellRecord, Origin, Outcome, Row, VerdictRecord
 from ..run_folder import RunFolder
-from ..schema import flat, to_dict
+from ..schema import flat, from_dict, to_dict
 from .cells import Cell, Plan, base_config, failure, status
 from .changes import with_changes
 from .verdicts import judge_all
@@ -51,7 +51,7 @@ def outcome(plan: Plan) -> Outcome:
         metric=dataclasses.replace(scale.metric, definition=definition or scale.metric.definition),
         rows=tuple(_row(plan, label, best[label], final[label]) for label in plan.labels),
         verdicts=tuple(
-            report.decode(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(scale.claims, best)
+            from_dict(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(scale.claims, best)
         ),
         cells=tuple(_record(plan, cell, flat(base)) for cell in plan.cells),
         config=_without_places(base),
