@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from coupledqk.bench.timing import speeds, take_turns
+from coupledqk.bench.timing import round_robin, speeds
 from coupledqk.model import TransformerLM
 from coupledqk.provenance import commit, machine, versions
 from coupledqk.recipes import recipe
@@ -44,7 +44,7 @@ def main() -> None:
         memory[way].append(megabytes)
         return seconds
 
-    times = take_turns({way: lambda way=way: run(way) for way in WAYS}, options.rounds)
+    times = round_robin({way: lambda way=way: run(way) for way in WAYS}, options.rounds)
     ratio = speeds(times, "kept", 1)["given back"].relative
     print(f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}")
     print(

@@ -18,7 +18,7 @@ from coupledqk.bench.contenders import Setup
 from coupledqk.bench.decode import seconds_of_call
 from coupledqk.bench.peers import Llama, find_peer
 from coupledqk.bench.throughput import seconds_of_pass
-from coupledqk.bench.timing import speeds, take_turns
+from coupledqk.bench.timing import round_robin, speeds
 from coupledqk.hf.couple import couple
 from coupledqk.provenance import commit, machine, versions
 
@@ -63,7 +63,7 @@ def build(variant: str) -> dict[str, Llama]:
 
 
 def report(what: str, runs: dict, tokens: int, rounds: int) -> None:
-    found = speeds(take_turns(runs, rounds), "uncoupled", tokens)
+    found = speeds(round_robin(runs, rounds), "uncoupled", tokens)
     print(what)
     for name, speed in found.items():
         ratio = speed.relative

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from coupledqk.bench.timing import speeds, take_turns
+from coupledqk.bench.timing import round_robin, speeds
 from coupledqk.model import TransformerLM
 from coupledqk.provenance import commit, machine, versions
 
@@ -29,7 +29,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = TransformerLM.from_preset(options.preset, options.variant).eval()
     runs = {length: lambda length=length: seconds_of_tokens(model, length, options.tokens) for length in (SHORT, LONG)}
-    found = speeds(take_turns(runs, options.rounds, print), LONG, options.tokens)
+    found = speeds(round_robin(runs, options.rounds, print), LONG, options.tokens)
     ratio = found[SHORT].relative
     print(f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}")
     print(f"{options.preset}, {options.variant}, {options.tokens} tokens, {options.rounds} rounds")

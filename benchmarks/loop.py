@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coupledqk.bench.timing import speeds, take_turns
+from coupledqk.bench.timing import round_robin, speeds
 from coupledqk.config import LMConfig, RunConfig, RuntimeConfig, TrainConfig
 from coupledqk.data.batches import Batch, train_batch
 from coupledqk.model import TransformerLM
@@ -96,7 +96,7 @@ def report(config: RunConfig, folder: Path, steps: int, rounds: int) -> None:
         waits.append(task.seconds / seconds)
         return seconds
 
-    times = take_turns({"bare": lambda: seconds_of(bare_step, steps), "loop": loop}, rounds, print)
+    times = round_robin({"bare": lambda: seconds_of(bare_step, steps), "loop": loop}, rounds, print)
     ratio = speeds(times, "loop", 1)["bare"].relative  # of speeds, bare over loop: the loop's time over the bare one's
     size = f"{config.train.batch_size} × {config.train.seq_len}"
     print(f"{machine()}, torch {versions()['torch']}, {torch.get_num_threads()} threads, commit {commit()}")

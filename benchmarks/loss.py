@@ -14,7 +14,7 @@ import time
 import torch
 
 from coupledqk.bench.memory import resident
-from coupledqk.bench.timing import speeds, take_turns
+from coupledqk.bench.timing import round_robin, speeds
 from coupledqk.loss import linear_cross_entropy, plain_loss
 from coupledqk.provenance import commit, machine, versions
 
@@ -36,7 +36,7 @@ def main() -> None:
         print(peak_memory(options.measure_memory, inputs))
         return
     runs = {name: lambda name=name: seconds(name, inputs) for name in LOSSES}
-    ratio = speeds(take_turns(runs, options.rounds, print), "lean", options.rows)["plain"].relative
+    ratio = speeds(round_robin(runs, options.rounds, print), "lean", options.rows)["plain"].relative
     peaks = {name: float(subprocess.check_output([*sys.orig_argv, "--measure-memory", name])) for name in LOSSES}
     print(f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}")
     print(f"{options.rows:,} × {options.vocabulary:,}, width {options.width}, {options.rounds} rounds")

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coupledqk.bench import check, results, throughput
+from coupledqk.bench.benchmark import paper_ratios
+from coupledqk.bench.charts import charts
 from coupledqk.bench.contenders import Contender, Setup, our_contenders, peer_contenders
 from coupledqk.bench.decode import decode
-from coupledqk.bench.memory import Memory, peak_memory
-from coupledqk.bench.timing import speeds, spread, take_turns
+from coupledqk.bench.memory import peak_memory
+from coupledqk.bench.records import Memory, read_result
+from coupledqk.bench.tables import report
+from coupledqk.bench.timing import quartiles, round_robin, speeds
 from coupledqk.cli import main
 from coupledqk.dynamics import fused
-from coupledqk.published import THROUGHPUT
+from coupledqk.errors import CoupledQKError
 
+COMMITTED = sorted((Path(__file__).parents[1] / "results" / "bench").glob("*.json"))
 SMALL = ["--preset", "nano", "--vocab", "97", "--batch", "2", "--seq-len", "32", "--rounds", "2", "--device", "cpu"]
 SMALL += ["--threads", "1"]
 
@@ -60,14 +66,14 @@ def test_the_ratio_is_the_median_of_ratios_and_not_a_ratio_of_medians() -> None:
     assert found.tokens_per_second == 4
 
 
-def test_one_round_has_no_spread() -> None:
-    assert spread([0.9]).low == spread([0.9]).high == 0.9
+def test_the_quartiles_of_one_round_are_its_value() -> None:
+    assert quartiles([0.9]).low == quartiles([0.9]).high == 0.9
 
 
 def test_every_round_times_everyone_once_and_each_goes_first_in_turn() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "abc"}
-    times = take_turns(runs, rounds=3)
+    times = round_robin(runs, rounds=3)
     assert "".join(calls) == "abcbcacababc"  # the first warms up
     assert times == {"a": [6.0, 8.0, 10.0], "b": [4.0, 9.0, 11.0], "c": [5.0, 7.0, 12.0]}
 
@@ -93,10 +99,35 @@ def test_the_command_measures_saves_and_reports(tmp_path: Path, capsys: pytest.C
         assert row["memory"]["peak_mb"] > 4 * row["parameters"] / 1e6
         assert row["memory"]["batch"] == 1
     assert result["rows"][1]["arithmetic"]["recomputing"] < result["rows"][1]["arithmetic"]["training"] < 1
+    assert json.loads(json.dumps(asdict(read_result(kept)))) == result
     lines = list(csv.DictReader(kept.with_suffix(".csv").open()))
     assert [line["name"] for line in lines] == ["standard", "hamiltonian"]
     assert float(lines[1]["training.relative.median"]) == result["rows"][1]["training"]["relative"]["median"]
     assert "hamiltonian" in "".join(ElementTree.parse(kept.with_suffix(".svg")).getroot().itertext())
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_a_committed_result_can_be_read_printed_and_drawn(path: Path) -> None:
+    result = read_result(path)
+    assert json.loads(json.dumps(asdict(result))) == json.loads(path.read_text())
+    assert all(row.name in report(result) for row in result.rows)
+    assert {f"{path.stem}{suffix}.svg" for suffix in charts(result)} <= {other.name for other in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nonsense", "is not a JSON file"),
+        ("[]", "unknown what None"),
+        ('{"what": "speed"}', "unknown what 'speed'"),
+        ('{"what": "decode", "about": {}}', "is damaged: baseline is missing"),
+    ],
+)
+def test_a_file_that_is_no_result_is_named(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(CoupledQKError, match=says) as raised:
+        read_result(tmp_path / "result.json")
+    assert "result.json" in str(raised.value)
 
 
 @pytest.mark.usefixtures("memory_guessed")
@@ -130,20 +161,19 @@ def test_on_a_gpu_the_report_is_a_block_to_paste(
     monkeypatch.setattr(results, "device_name", lambda device: "cuda (Some GPU)")
     main(["bench", *SMALL, "--variants", "standard"])
     before, block, after = capsys.readouterr().out.split("```")
-    assert "Paste this into an issue" in before
+    assert "paste it into an issue" in before
     assert "cuda (Some GPU)" in block
     assert "tokens/s" in block
     assert not after.strip()
 
 
 def test_the_papers_column_stands_beside_the_60m_table() -> None:
-    from coupledqk.cli.bench import published_ratios
-
-    ratios = published_ratios()
-    assert round(ratios["hamiltonian"]["training"], 2) == 0.82
-    assert round(ratios["hamiltonian"]["peak_mb"], 2) == 1.42
-    assert round(ratios["euler"]["forward"], 2) == 0.84
-    assert ratios.keys() == THROUGHPUT.keys()
+    hamiltonian, euler = paper_ratios("hamiltonian"), paper_ratios("euler")
+    assert hamiltonian is not None
+    assert euler is not None
+    assert (round(hamiltonian.training, 2), round(hamiltonian.peak_mb, 2)) == (0.82, 1.42)
+    assert round(euler.forward, 2) == 0.84
+    assert paper_ratios("llama") is None
 
 
 @pytest.mark.usefixtures("memory_guessed")
@@ -225,7 +255,7 @@ def test_decoding_is_relative_to_standard_without_peers() -> None:
         (["--variants", "eular"], "unknown variant 'eular': did you mean 'euler'?"),
         (["--impl", "fussed"], "unknown impl 'fussed': did you mean 'fused'?"),
         (["--preset", "smal"], "unknown preset 'smal': did you mean 'small'?"),
-        (["--lengths", "8", "--decode"], "--lengths, --n-steps and --decode are measurements of their own"),
+        (["--lengths", "8", "--decode"], "--lengths, --n-steps and --decode are separate measurements"),
         (["--rounds", "0"], "rounds=0: expected at least 1"),
         (["--batch", "0"], "batch=0: expected at least 1"),
         (["--lengths", "8", "0"], "seq_len=0: expected at least 1"),

@@ -1,4 +1,4 @@
-"""No speed is reported for wrong numbers: what is timed must agree with the readable definition."""
+"""Numerics checks: a model is timed only if its loss and gradients agree with the reference implementation."""
 
 import copy
 import math
@@ -12,17 +12,17 @@ from ..dynamics import set_impl
 from ..errors import CoupledQKError
 from ..loss import plain_loss
 from ..model import TransformerLM
-from .contenders import Contender, Rival, Setup
+from .contenders import Contender, Setup, TimedModel
 
 ENOUGH_TOKENS = 512
-"""More are not checked. A model at least 128 wide computes so many as it computes more: by the fast implementation, if any."""
+"""At most this many tokens are checked. With this many, a model at least 128 wide uses its fast implementation, if any."""
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 2e-3}
-"""How much worse than the reference in the same precision the relative error of a loss or gradient may be."""
+"""By how much the relative error of a loss or gradient may exceed that of the reference in the same precision."""
 
 
-def check_loss(contender: Contender, model: Rival, setup: Setup) -> None:
-    """Ours: the loss and all gradients, against the same in float64. A peer's loss must be finite."""
+def check_loss(contender: Contender, model: TimedModel, setup: Setup) -> None:
+    """Compares the loss and all gradients of our model with float64. A peer's loss only has to be finite."""
     n_rows = max(1, ENOUGH_TOKENS // setup.seq_len)
     batch = setup.random_batch(contender.config.vocab_size)
     tokens, targets = (x[:n_rows, :ENOUGH_TOKENS].contiguous() for x in batch)
@@ -37,18 +37,18 @@ def check_loss(contender: Contender, model: Rival, setup: Setup) -> None:
         given = gradients(model(tokens, targets, reduction="sum"), model)
         expected = readable_gradients(model, tokens, targets)
         set_impl(model, contender.impl)
-    compare(contender.name, errors(given, truth), errors(expected, truth), TOLERANCE[setup.precision])
+    require_accuracy(contender.name, errors(given, truth), errors(expected, truth), TOLERANCE[setup.precision])
 
 
 def readable_gradients(model: TransformerLM, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """By the definitions: reference dynamics, attention written out, all logits at once."""
+    """The loss and gradients by the definitions: reference dynamics, unfused attention, all logits at once."""
     set_impl(model, "reference")
     with sdpa_kernel(SDPBackend.MATH):
         return gradients(plain_loss(model.hidden(tokens), model.embed.weight, targets, "sum"), model)
 
 
 def gradients(loss: Tensor, model: TransformerLM) -> dict[str, Tensor]:
-    """The loss and the gradient of each kind of weight, of all layers together: a single head's may be mostly rounding."""
+    """The loss and the gradient of each kind of weight, over all layers: that of a single head may be mostly rounding error."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     kinds: dict[str, list[Tensor]] = {"the loss": [loss.detach().reshape(1)]}
     for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
@@ -57,14 +57,14 @@ def gradients(loss: Tensor, model: TransformerLM) -> dict[str, Tensor]:
 
 
 def errors(given: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
-    """Relative; what is nearly 0 is held against the norm of all."""
+    """Relative errors; a gradient that is nearly 0 is compared with the norm of all gradients."""
     floor = 1e-9 * math.hypot(*(float(x.norm()) for x in truth.values()))
     return {
         kind: float((given[kind] - exact).norm()) / max(float(exact.norm()), floor) for kind, exact in truth.items()
     }
 
 
-def compare(name: str, given: dict[str, float], allowed: dict[str, float], tolerance: float) -> None:
+def require_accuracy(name: str, given: dict[str, float], allowed: dict[str, float], tolerance: float) -> None:
     for kind, error in given.items():
         limit = 2 * allowed[kind] + tolerance
         if not error <= limit:
@@ -74,8 +74,8 @@ def compare(name: str, given: dict[str, float], allowed: dict[str, float], toler
             )
 
 
-def check_decoding(contender: Contender, model: Rival, prompt: Tensor, new_tokens: int, setup: Setup) -> None:
-    """As many tokens as were asked for; and ours have the same logits with the cache as without."""
+def check_decoding(contender: Contender, model: TimedModel, prompt: Tensor, new_tokens: int, setup: Setup) -> None:
+    """Checks the number of generated tokens, and that our logits are the same with the cache as without."""
     n_prompt = prompt.shape[1]
     with torch.no_grad(), setup.autocast():
         tokens = model.greedy(prompt, new_tokens)
@@ -89,7 +89,7 @@ def check_decoding(contender: Contender, model: Rival, prompt: Tensor, new_token
         cached = torch.cat([model(step, cache=cache) for step in steps], dim=1).float()
         whole = model(tokens).float()
     error = float((cached - whole).abs().max() / whole.std())
-    limit = 10 * TOLERANCE[setup.precision]  # both round, and the largest of many logits the most
+    limit = 10 * TOLERANCE[setup.precision]  # both sides round, and this is the largest of many logits
     if not error <= limit:
         raise CoupledQKError(
             f"{contender.name} fails its numerics check: with the cache its logits are off by {error:.1e} of their spread "

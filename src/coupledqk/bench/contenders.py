@@ -1,4 +1,4 @@
-"""Who is timed, and on what."""
+"""What is timed, and under which conditions."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -26,12 +26,12 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same for every contender."""
+    """The conditions that all contenders share."""
 
     batch: int
     seq_len: int
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the products, by autocast; weights are float32."""
+    """Autocast dtype for matrix products; weights are float32."""
     device: str = "cpu"
     threads: int = 1
 
@@ -45,7 +45,7 @@ class Setup:
         return torch.autocast(torch.device(self.device).type, AUTOCAST[self.precision], enabled=enabled)
 
     def random_batch(self, vocab_size: int) -> Batch:
-        """Always the same."""
+        """A batch of random tokens, the same on every call."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(vocab_size, (self.batch, self.seq_len + 1), generator=generator).to(self.device)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -53,22 +53,22 @@ class Setup:
 
 @dataclass(frozen=True)
 class Contender:
-    """One of our variants, or a peer; plain values, so that another process can build it."""
+    """One of our variants, or a peer: plain values, from which another process can build the same model."""
 
     name: str
     config: ModelConfig
-    """A peer's is that of the variant with the same products."""
+    """The model's configuration; for a peer, that of the variant with the same matrix products."""
     impl: str = "auto"
-    """Of the dynamics."""
+    """Implementation of the dynamics."""
     peer: str | None = None
 
     @property
     def n_steps(self) -> int | None:
-        """Of the dynamics, if they take steps."""
+        """Number of integration steps, for dynamics that have steps."""
         dynamics = self.config.attention.dynamics
         return None if dynamics.method in ("none", "affine") else dynamics.n_steps
 
-    def build(self, device: str) -> "Rival":
+    def build(self, device: str) -> "TimedModel":
         """A module that maps (tokens, targets) to the mean loss and has `greedy(prompt, max_new_tokens)`."""
         if self.peer is not None:
             return find_peer(self.peer)(self.config).to(device)
@@ -82,13 +82,13 @@ class Ours(TransformerLM):
         return self.generate(prompt, max_new_tokens, temperature=0.0)
 
 
-Rival = Ours | Peer
+TimedModel = Ours | Peer
 
 
 def our_contenders(
     size: str, variants: Sequence[str], impls: Sequence[str] = ("auto",), n_steps: Sequence[int] = (), **shape: Any
 ) -> list[Contender]:
-    """The baseline and the variants: each once for every one of `n_steps` and `impls` that its dynamics can have."""
+    """The baseline and the variants, each once per entry of `n_steps` and `impls` that applies to its dynamics."""
     for impl in impls:
         if impl not in IMPLEMENTATIONS:
             raise unknown("impl", impl, IMPLEMENTATIONS)

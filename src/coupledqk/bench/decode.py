@@ -1,10 +1,9 @@
-"""Decoding: how many tokens a second one sequence is continued with, greedily and with the cache.
+"""Decoding speed: how many tokens per second one sequence is continued by, greedily and with the KV cache.
 
-What is timed is a whole call, the prompt included, as a user makes it; peers are called by their own `generate`.
+The whole call is timed, prompt included, as a user makes it; peers are called by their own `generate`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,23 +11,9 @@ from torch import Tensor
 
 from ..costs import sizes
 from .check import check_decoding
-from .contenders import Contender, Rival, Setup
-from .throughput import Tell
-from .timing import Speed, seconds_of, speeds, take_turns
-
-
-@dataclass(frozen=True)
-class DecodeRow:
-    name: str
-    peer: bool
-    prompt: int
-    """Tokens."""
-    new_tokens: int
-    parameters: int
-    decode: Speed
-    """In new tokens."""
-    cache_bytes: int | None
-    """Of each token, for all layers; a peer's is not known."""
+from .contenders import Contender, Setup, TimedModel
+from .records import DecodeRow
+from .timing import OnMessage, round_robin, seconds_of, speeds
 
 
 def baseline_of(contenders: Sequence[Contender]) -> Contender:
@@ -37,17 +22,21 @@ def baseline_of(contenders: Sequence[Contender]) -> Contender:
 
 
 def decode(
-    contenders: Sequence[Contender], setup: Setup, new_tokens: int, rounds: int, tell: Tell = lambda text: None
+    contenders: Sequence[Contender],
+    setup: Setup,
+    new_tokens: int,
+    rounds: int,
+    on_message: OnMessage = lambda text: None,
 ) -> list[DecodeRow]:
     """A row for each contender; the prompt is `setup.seq_len` tokens long."""
     torch.set_num_threads(setup.threads)
     prompt, _ = setup.random_batch(contenders[0].config.vocab_size)
     models = {contender: contender.build(setup.device).eval() for contender in contenders}
     for contender in contenders:
-        tell(f"checking {contender.name}")
+        on_message(f"checking {contender.name}")
         check_decoding(contender, models[contender], prompt, new_tokens, setup)
     runs = {who: partial(seconds_of_call, model, prompt, new_tokens, setup) for who, model in models.items()}
-    times = take_turns(runs, rounds, lambda text: tell(f"decoding, {text}"))
+    times = round_robin(runs, rounds, lambda text: on_message(f"decoding, {text}"))
     found = speeds(times, baseline_of(contenders), new_tokens)
     return [
         DecodeRow(
@@ -63,6 +52,6 @@ def decode(
     ]
 
 
-def seconds_of_call(model: Rival, prompt: Tensor, new_tokens: int, setup: Setup) -> float:
+def seconds_of_call(model: TimedModel, prompt: Tensor, new_tokens: int, setup: Setup) -> float:
     with torch.no_grad(), setup.autocast():
         return seconds_of(lambda: model.greedy(prompt, new_tokens), prompt.device)

@@ -1,15 +1,15 @@
-"""Peak memory of one forward and backward pass, in a process of its own.
+"""Peak memory of one forward and backward pass, measured in a process of its own.
 
-On a CPU it is the process' peak resident memory less what it held before the model was built, when a pass of a tiny one
-had loaded all libraries: weights, gradients, activations, and the allocator's waste. On CUDA it is PyTorch's own peak of
-allocated memory.
+On a CPU it is the process' peak resident memory minus what was resident before the model was built, after a pass of a tiny
+model has loaded all libraries: weights, gradients, activations, and the allocator's overhead. On CUDA it is PyTorch's own peak
+of allocated memory.
 """
 
 import json
 import resource
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -17,22 +17,13 @@ import torch
 from ..errors import CoupledQKError
 from ..schema import from_dict, to_dict
 from .contenders import Contender, Setup
+from .records import Memory
 
 MB = 1e6
 
 
-@dataclass(frozen=True)
-class Memory:
-    peak_mb: float
-    """Above `before_mb`."""
-    before_mb: float
-    """Interpreter and libraries; 0 on CUDA."""
-    batch: int
-    """Sequences in the pass."""
-
-
 def peak_memory(contender: Contender, setup: Setup) -> Memory:
-    """Starts the process and waits for it."""
+    """Measures a contender in a new process."""
     order = json.dumps({"contender": to_dict(contender), "setup": to_dict(setup)})
     command = [sys.executable, "-m", "coupledqk.bench.memory", order]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -45,9 +36,9 @@ def peak_memory(contender: Contender, setup: Setup) -> Memory:
 
 
 def measure_here(contender: Contender, setup: Setup) -> Memory:
-    """Of this process; it should do nothing else."""
+    """Measures this process, which should do nothing else."""
     torch.set_num_threads(setup.threads)
-    one_pass(tiny(contender), replace(setup, batch=1, seq_len=8))  # what libraries load at first use is not the model's
+    one_pass(tiny(contender), replace(setup, batch=1, seq_len=8))  # loads what libraries load on first use
     on_cuda = torch.device(setup.device).type == "cuda"
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
@@ -73,7 +64,10 @@ def tiny(contender: Contender) -> Contender:
 
 
 def resident(field: str) -> float:
-    """Bytes. Linux tells of this process alone; getrusage would count what the parent held when it started us."""
+    """A memory field of this process in bytes.
+
+    Linux reports this process alone; getrusage also counts what the parent held when it started this one.
+    """
     status = Path("/proc/self/status")
     if status.is_file():
         return int(status.read_text().split(f"{field}:")[1].split()[0]) * 1024
