@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from coupledqk.analysis import record
+from coupledqk.analysis.tables import starred, tables
 from coupledqk.cli.analyze import Analyze
-from coupledqk.cli.analyze_tables import starred, tables
 from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe

@@ -56,6 +56,25 @@ def test_importing_the_package_loads_no_torch() -> None:
     assert run("import sys, coupledqk; print('torch' in sys.modules)").strip() == "False"
 
 
+def test_reports_and_the_command_line_load_no_torch() -> None:
+    modules = [
+        "report.figures",
+        "report.lab_page",
+        "report.runs_page",
+        "cli",
+        "analysis.style",
+        "analysis.tables",
+        "bench.tables",
+    ]
+    code = "\n".join(f"import coupledqk.{name}" for name in modules)
+    assert run(f"import sys\n{code}\nprint('torch' in sys.modules)").strip() == "False"
+
+
+def test_a_function_of_the_analysis_is_not_hidden_by_a_module_of_its_name() -> None:
+    code = "import coupledqk.analysis as a, coupledqk.analysis.motion\nprint(all(callable(getattr(a, n)) for n in a.__all__))"
+    assert run(code).strip() == "True"
+
+
 def test_the_public_names_are_pinned_and_real() -> None:
     assert coupledqk.__all__ == sorted(
         coupledqk._HOME, key=lambda name: (name.upper() != name, not name[0].isupper(), name)

@@ -3,6 +3,7 @@
 import gc
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from coupledqk.analysis.measures import (
 )
 from coupledqk.analysis.motion import energy, q_turned
 from coupledqk.analysis.paired import differences, paired, student_quantile
-from coupledqk.analysis.survey import MEASURES, Survey
+from coupledqk.analysis.surveys import MEASURES, Survey
 
 T = 7
 
@@ -167,6 +168,18 @@ def test_singular_values_leave_the_number_of_threads_alone():
     before = torch.get_num_threads()
     singular_values(torch.randn(1, 5, 8, 8))
     assert torch.get_num_threads() == before
+
+
+def test_maps_whose_decomposition_fails_leave_the_number_of_threads_of_later_threads_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="failed to converge"):
+            singular_values(torch.full((1, 2, 4, 4), torch.nan))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_maps_of_one_token_are_refused():

@@ -1,6 +1,10 @@
 """What is printed on a terminal. Torch-free, and below everything that prints."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,3 +19,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join([first, *others]).rstrip()
 
     return "\n".join([line(head), "  ".join("─" * width for width in widths), *map(line, rows)])
+
+
+def tracked(items: Iterable[Item], label: str, total: int) -> Iterable[Item]:
+    """The same items, with a progress bar on standard error while they are consumed if that is a terminal."""
+    if not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, label, total, console=Console(stderr=True), transient=True)

@@ -1,9 +1,25 @@
-"""Analysis: what a trained model does. It hooks the model and changes no bit of its output."""
+"""Analysis of what a trained model does. Recording hooks the model and does not change its output."""
 
-from .measures import measure_maps, singular_values
-from .motion import measure_motion
-from .record import LayerTape, Tape, record
-from .survey import Survey, survey, windows
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .measures import measure_maps, singular_values
+    from .motion import measure_motion
+    from .recording import LayerTape, Tape, record
+    from .surveys import Survey, survey, windows
+
+_HOME = {
+    "LayerTape": "recording",
+    "Survey": "surveys",
+    "Tape": "recording",
+    "measure_maps": "measures",
+    "measure_motion": "motion",
+    "record": "recording",
+    "singular_values": "measures",
+    "survey": "surveys",
+    "windows": "surveys",
+}
 
 __all__ = [
     "LayerTape",
@@ -16,3 +32,10 @@ __all__ = [
     "survey",
     "windows",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch only when it is needed, so that reports can use the plotting style without it."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from ..config import ModelConfig
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
@@ -18,6 +16,7 @@ from .style import COLOURS, DIVERGING, HATCHES, PAGE_WIDTH, PANEL_HEIGHT, SEQUEN
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 Profiles = Mapping[str, Sequence[float]]
 """By name of a run, a value per layer."""

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder, variant_name
 from .paired import CONFIDENCE, differences
-from .survey import MEASURES, Survey
+from .surveys import MEASURES, Survey
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,13 @@ def singular_values(maps: Tensor) -> Tensor:
 
 
 def _each_on_a_thread(function: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
-    """A matrix is too small for several threads to share; they wait for one another for most of the time."""
+    """Applies a function to each matrix on a thread of its own: a single one is too small to share among threads."""
     threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        found = list(pool.map(function, matrices))
-    torch.set_num_threads(threads)  # threads that others start take over what was set last
-    return torch.stack(found)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.stack(list(pool.map(function, matrices)))
+    finally:
+        torch.set_num_threads(threads)  # threads that are started later inherit the last value that any thread has set
 
 
 def effective_rank(sigma: Tensor) -> Tensor:

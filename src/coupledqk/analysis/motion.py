@@ -14,7 +14,7 @@ from torch.func import jacrev
 from ..dynamics import Dynamics, PotentialForce, Static, build_dynamics
 from ..dynamics.evolve import group_heads, ungroup_heads
 from ..errors import CoupledQKError
-from .record import LayerTape
+from .recording import LayerTape
 
 
 def q_moved(layer: LayerTape) -> Tensor:

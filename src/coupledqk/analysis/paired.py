@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from .survey import Survey
+from .surveys import Survey
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import DataConfig
-from .output import table
+from ..terminal import table
 
 
 @dataclass(frozen=True)
 class Data:
-    """Prepare a corpus as token shards, or tell what one holds: bytes, documents, tokens, content hash.
+    """Tokenize a corpus, or show what it contains: bytes, documents, tokens, content hash.
 
     Try it:
 
@@ -22,15 +22,15 @@ class Data:
     """
 
     action: Literal["prepare", "info"]
-    """prepare tokenizes and keeps the shards; info does so too if need be, and prints."""
+    """prepare tokenizes the corpus and says where the tokens are kept; info prints its statistics, tokenizing it if needed."""
     corpus: str = "python-stdlib"
-    """python-stdlib, wikitext-2, wikitext-103, openwebtext, pubmed, or a local file or folder."""
+    """Corpus: python-stdlib, wikitext-2, wikitext-103, openwebtext, pubmed, or a local file or folder."""
     tokenizer: str = "bpe:2048"
-    """gpt2, bytes, or bpe:N trained on the corpus itself."""
+    """Tokenizer: gpt2, bytes, or bpe:N, which is trained on the corpus itself."""
     data_dir: Path | None = None
-    """Where a local copy of a named corpus lies; otherwise it comes from the Hugging Face hub."""
+    """Folder with a local copy of a named corpus; without it, the corpus comes from the Hugging Face hub."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """Refuse text that is not UTF-8, or replace what cannot be read."""
+    """What to do with bytes that are not UTF-8: refuse the text, or replace them."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -51,7 +51,7 @@ class Data:
             print(json.dumps({**dataclasses.asdict(info), "hash": info.hash}, indent=2))
             return
         splits = [
-            [name, f"{split.bytes:,}", f"{split.documents:,}", f"{split.tokens:,}"]
+            [name, *(f"{count:,}" for count in (split.bytes, split.documents, split.tokens))]
             for name, split in info.splits.items()
         ]
         print(f"{info.corpus}: {info.description}\n")

@@ -1,17 +1,18 @@
 """coupledqk params"""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from ..errors import unknown
-from ..variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset
-from .output import table
+from ..analysis.parameters import parameter_table
+from ..terminal import table
+from ..variants import PRESETS
+
+HEAD = ["attention", "parameters", "over standard", "", "paper", "agrees"]
 
 
 @dataclass(frozen=True)
 class Params:
-    """Count parameters: the paper's table for any size, and whether we agree with it.
+    """Count parameters: the paper's table at any size, with a check against the paper's own figures.
 
     Try it:
 
@@ -25,57 +26,23 @@ class Params:
     vocab: int = 50_257
     """Vocabulary size; the paper's language models use GPT-2's 50,257."""
     positions: int = 2048
-    """Learned positions; the paper's 60M table fits 2048, its 150M table 512."""
+    """Number of learned positions; the paper's 60M table fits 2048, its 150M table 512."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        rows = self.rows()
+        rows = parameter_table(self.preset, self.vocab, self.positions)
         if self.json:
-            print(json.dumps(rows, indent=2))
+            print(json.dumps([asdict(row) for row in rows], indent=2))
             return
-        base = PRESETS[self.preset]
-        print(
-            f"{self.preset}: d_model {base.d_model}, {base.n_heads} heads, {base.n_layers} layers, d_ff {base.d_ff}, "
-            f"{self.vocab:,} tokens, {self.positions:,} positions\n"
-        )
-        print(
-            table(
-                ["attention", "parameters", "over standard", "", "paper", "agrees"],
-                [
-                    [
-                        row["variant"],
-                        f"{row['parameters']:,}",
-                        f"{row['over_standard']:+,}",
-                        f"{100 * row['overhead']:+.2f}%",
-                        row["paper"] or "",
-                        {True: "yes", False: "NO", None: ""}[row["agrees"]],
-                    ]
-                    for row in rows
-                ],
-            )
-        )
-        if any(row["agrees"] is False for row in rows):
+        size = PRESETS[self.preset]
+        shape = f"d_model {size.d_model}, {size.n_heads} heads, {size.n_layers} layers, d_ff {size.d_ff}"
+        print(f"{self.preset}: {shape}, {self.vocab:,} tokens, {self.positions:,} positions\n")
+        cells = [
+            [row.variant, f"{row.parameters:,}", f"{row.over_standard:+,}", f"{row.overhead:+.2%}", row.paper or "",
+             {True: "yes", False: "NO", None: ""}[row.agrees]]
+            for row in rows
+        ]  # fmt: skip
+        print(table(HEAD, cells))
+        if any(row.agrees is False for row in rows):
             print("\nWhere and why the paper's figures differ: docs/paper-notes.md")
-
-    def rows(self) -> list[dict[str, Any]]:
-        from ..costs import count_parameters
-        from ..published import PARAMETERS, agrees
-
-        if self.preset not in PRESETS:
-            raise unknown("preset", self.preset, PRESETS)
-        shape = {"vocab_size": self.vocab, "n_positions": self.positions}
-        counts = {name: count_parameters(preset(self.preset, name, **shape)) for name in VARIANTS}
-        published = PARAMETERS.get(self.preset, {})
-        return [
-            {
-                "variant": name,
-                "parameters": count,
-                "over_standard": count - counts["standard"],
-                "overhead": count / counts["standard"] - 1,
-                "in_paper": name in PAPER_VARIANTS,
-                "paper": published.get(name),
-                "agrees": agrees(count, published[name]) if name in published else None,
-            }
-            for name, count in counts.items()
-        ]

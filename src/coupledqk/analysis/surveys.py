@@ -18,7 +18,7 @@ from ..errors import CoupledQKError
 from ..model import TransformerLM
 from .measures import OF_MAPS, OF_SPECTRUM, measure_maps
 from .motion import OF_ENERGY, OF_MOTION, OF_STEPS, measure_motion
-from .record import record
+from .recording import record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

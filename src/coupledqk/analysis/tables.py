@@ -1,9 +1,9 @@
-"""What `coupledqk analyze` prints of its findings."""
+"""The findings of an analysis as text. Torch-free."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .output import table
+from ..terminal import table
 
 PROFILES = {
     "effective_rank": ("Effective rank (Σσ)²/Σσ² of the attention maps", ".1f"),

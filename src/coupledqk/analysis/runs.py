@@ -1,0 +1,168 @@
+"""An analysis of trained runs on one text: which runs, which text, which checkpoints. Torch is loaded when it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..config import text_of
+from ..errors import CoupledQKError
+from ..run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..data import TokenizedCorpus
+    from ..model import TransformerLM
+    from .findings import Surveyed
+
+Tracked = Callable[[Iterable[Any], str, int], Iterable[Any]]
+"""Wraps an iterable to show progress, given a label and the number of items: `terminal.tracked`, or tqdm in a notebook."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Rank and entropy of attention, sinks, distances, and how q and k move, for several runs on the same text."""
+
+    run_folders: tuple[Path, ...]
+    """Run folders; every run is compared with the first."""
+    batches: int = 25
+    """Number of sequences to measure, spread evenly over the text."""
+    split: Literal["valid", "test", "train"] = "valid"
+    """Split of the corpus to measure on."""
+    length: tuple[int, ...] = ()
+    """Context length in tokens, one or several; the training length unless given."""
+    checkpoint: Literal["final", "best", "all"] = "final"
+    """Checkpoint to measure: the last, the best, or every checkpoint that was kept."""
+    corpus: str | None = None
+    """Corpus to measure on, by name, file or folder; the first run's own unless given."""
+    data_dir: Path | None = None
+    """Folder with a local copy of a named corpus."""
+    device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1 ..."""
+
+    def measure(self, tracked: Tracked = lambda items, label, total: items) -> Analyzed:
+        runs = self.open_runs()
+        corpus, lengths = self._open_text(runs)
+        tokens = getattr(corpus, self.split)
+        surveyed = list(self._survey(runs, tokens, lengths, tracked))
+        text = {
+            "corpus": corpus.info.corpus,
+            "split": self.split,
+            "hash": corpus.info.hash,
+            "tokenizer": corpus.info.tokenizer,
+            "length": max(lengths),
+            "sequences": len(surveyed[0].longest.values["entropy"]),
+        }
+        return Analyzed(self, surveyed, text, tokens)
+
+    def open_runs(self) -> dict[str, RunFolder]:
+        """The runs by name, after checking what can be checked before anything is computed."""
+        from .findings import names
+
+        if not self.run_folders:
+            raise CoupledQKError("no run given: name one or several, such as `coupledqk analyze runs/NAME`")
+        if self.batches < 1 or any(length < 2 for length in self.length):
+            raise CoupledQKError(
+                f"--batches {self.batches} --length {' '.join(map(str, self.length))}: expected at least 1 sequence of at "
+                "least 2 tokens"
+            )
+        runs = [RunFolder.open(folder) for folder in self.run_folders]
+        for run in runs:
+            checkpoints(run, self.checkpoint)
+        depths = {run.config.model.n_layers for run in runs}
+        if len(depths) > 1:
+            raise CoupledQKError(
+                f"runs of {' and '.join(map(str, sorted(depths)))} layers cannot be compared layer by layer: analyze them "
+                "separately"
+            )
+        return dict(zip(names(runs), runs, strict=True))
+
+    def models(self, run: RunFolder) -> Iterator[tuple[int, TransformerLM]]:
+        """The step and the model of each checkpoint, oldest first."""
+        from ..tasks.models import load_model
+
+        for step, folder in sorted(checkpoints(run, self.checkpoint).items()):
+            yield step, load_model(run, folder, self.device)
+
+    def _open_text(self, runs: dict[str, RunFolder]) -> tuple[TokenizedCorpus, list[int]]:
+        """The text for all runs, and the context lengths to measure."""
+        from ..data.shards import prepare
+        from ..tasks.models import run_tokenizer
+        from ..training.progress import tokenizing
+
+        tokenizers = {name: run_tokenizer(run) for name, run in runs.items()}
+        first, *others = tokenizers
+        for other in others:
+            if tokenizers[other].to_json() != tokenizers[first].to_json():
+                raise CoupledQKError(
+                    f"{first} and {other} have different tokenizers, so they cannot read the same tokens: analyze them "
+                    "separately"
+                )
+        data = text_of(runs[first].config)
+        if self.corpus is not None:
+            data = replace(data, corpus=self.corpus, max_tokens=None, max_valid_tokens=None)
+        if self.data_dir is not None:
+            data = replace(data, data_dir=str(self.data_dir))
+        with tokenizing() as on_bytes:
+            corpus = prepare(data, on_bytes, tokenizer=tokenizers[first])
+        return corpus, sorted(self.length) or [min(run.config.train.seq_len for run in runs.values())]
+
+    def _survey(
+        self, runs: dict[str, RunFolder], tokens: Any, lengths: Sequence[int], tracked: Tracked
+    ) -> Iterator[Surveyed]:
+        from .findings import Surveyed
+        from .surveys import survey, windows
+
+        for name, run in runs.items():
+            for step, model in self.models(run):
+                texts = windows(tokens, max(lengths), self.batches)
+                yield Surveyed(
+                    name, run, step, survey(model, tracked(texts, f"{name}, step {step}", self.batches), lengths)
+                )
+
+
+@dataclass(frozen=True)
+class Analyzed:
+    """What an analysis has measured."""
+
+    analysis: Analysis
+    surveyed: list[Surveyed]
+    """One entry per run and checkpoint."""
+    text: dict[str, Any]
+    """What the runs were measured on."""
+    tokens: Any
+    """The split as an array of tokens."""
+
+    @property
+    def newest(self) -> dict[str, Surveyed]:
+        """The last checkpoint of each run, by the run's name."""
+        return {one.name: one for one in self.surveyed}
+
+    def findings(self) -> dict[str, Any]:
+        """Plain values for JSON: the text, the mean of every measure, and how the runs differ from the first."""
+        from .findings import findings
+
+        return {"text": self.text, **findings(self.surveyed)}
+
+    def maps(self, name: str, layers: Sequence[int], heads: Sequence[int]) -> Tensor:
+        """Attention maps of a run's last checkpoint on the first sequence, (len(layers), len(heads), T, T)."""
+        from .surveys import attention_maps, windows
+
+        one = self.newest[name]
+        *_, (_, model) = self.analysis.models(one.run)
+        return attention_maps(model, next(windows(self.tokens, max(one.surveys), 1)), layers, heads)
+
+
+def checkpoints(run: RunFolder, which: Literal["final", "best", "all"]) -> dict[int, Path]:
+    """Checkpoint folders by step."""
+    from ..training.checkpoints import Checkpoints
+
+    kept = Checkpoints(run.path / "checkpoints", keep=1)
+    folders = [kept.best()] if which == "best" else [kept.newest(before=step + 1) for step in kept.steps()]
+    there = {int(folder.name.rpartition("-")[2]): folder for folder in folders if folder is not None}
+    if not there:
+        raise CoupledQKError(f"{run.path} has no checkpoint yet: train it with `coupledqk train --resume {run.path}`")
+    return there if which == "all" else dict([max(there.items())])
