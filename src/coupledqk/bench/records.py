@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..decoding import decode
 from ..errors import CoupledQKError, unknown
+from ..schema import from_dict
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,6 @@ def read_result(path: str | Path) -> Result:
     if what not in kinds:
         raise CoupledQKError(f"{path}: {unknown('what', what, kinds)}")
     try:
-        return decode(kinds[what], data)
+        return from_dict(kinds[what], data)
     except CoupledQKError as error:
         raise CoupledQKError(f"{path} is damaged: {error}") from None
