@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 import types
 from collections import defaultdict
@@ -16,6 +17,7 @@ from coupledqk import CoupledQKError
 from coupledqk.config import DataConfig
 from coupledqk.data import corpora, text
 from coupledqk.data.corpora import open_corpus
+from coupledqk.data.hub import HUB
 from coupledqk.data.text import pieces
 from coupledqk.data.tokenizers import gpt2
 
@@ -228,10 +230,18 @@ def test_the_tokenised_form_of_wikitext_is_labelled(copies):
     assert about("wikitext-103").startswith("the raw form")
 
 
-def test_openwebtext_and_pubmed_are_the_first_tokens_of_the_paper(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "PAPER_TOKENS", 100)
-    write(tmp_path / "pubmed/all.txt.gz", marked(*["one two three four"] * 60))  # 4 tokens and an end each
+def test_openwebtext_and_pubmed_are_cut_to_about_the_size_of_the_papers_and_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "PAPER_BYTES", 360)
+    write(tmp_path / "pubmed/all.txt.gz", marked(*["one two three four"] * 60))  # 18 bytes each
     assert sum(map(len, documents("pubmed", data_dir=str(tmp_path)).values())) == 20
+    about = open_corpus(DataConfig(corpus="pubmed", data_dir=str(tmp_path))).description
+    assert about.endswith(", at most the first 0 MB of text")
+    assert open_corpus(DataConfig(corpus="openwebtext")).description.endswith(", at most the first 0 MB of text")
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_corpus_on_the_hub_is_one_revision_of_it(name):
+    assert re.fullmatch("[0-9a-f]{40}", HUB[name].revision)
 
 
 def test_equal_files_have_equal_fingerprints_wherever_they_lie(tmp_path):

@@ -126,6 +126,8 @@ def test_too_little_text_for_a_vocabulary_is_refused():
         CoupledQKError, match=r"bpe:9999: the training text gives only 3.. tokens; choose bpe:3.. or less"
     ):
         train_bpe("bpe:9999", TEXT)
+    with pytest.raises(CoupledQKError, match=r"only 257 tokens; choose the tokenizer bytes, or use more text"):
+        train_bpe("bpe:300", ["a"])
 
 
 @pytest.mark.parametrize("wrong", [-1, 257, 10**6])

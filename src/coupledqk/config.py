@@ -157,9 +157,12 @@ class DataConfig:
     data_dir: str | None = None
     """Where a local copy of a named corpus lies. A place, not a choice: it does not change what is trained."""
     max_tokens: int | None = None
-    """Tokens of the training text to use, from its beginning; all unless given."""
+    """Number of training tokens to use; all unless given."""
     max_valid_tokens: int | None = None
-    """Tokens of the validation text to use, from its beginning; all unless given."""
+    """Number of validation tokens to use; all unless given."""
+    sampling: Literal["shuffled", "first"] = field(default="shuffled", metadata={"absent": "first"})
+    """Which tokens are used if not all: those of the documents that come first in an order shuffled by a hash, or the first
+    tokens of the split. Runs made before this setting existed use the first tokens."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """Refuse text that is not UTF-8, or replace what cannot be read."""
 
@@ -372,6 +375,8 @@ def identity(config: RunConfig) -> str:
     data = to_dict(config)
     del data["runtime"]
     data["task"].pop("data_dir", None)
+    if not {"max_tokens", "max_valid_tokens"} & data["task"].keys():
+        data["task"].pop("sampling", None)
     if config.init_from:
         data["init_from"] = Path(config.init_from).name
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]

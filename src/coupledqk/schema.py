@@ -67,9 +67,10 @@ def _resolve(config: object, key: str) -> str:
 
 
 def to_dict(config: object) -> dict[str, Any]:
-    """Nested plain values; a setting that is None is left out, since TOML has no null."""
-    fields = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))  # pyright: ignore[reportArgumentType]
-    return {name: _plain(value) for name, value in fields if value is not None}
+    """Nested plain values. A setting is left out if it is None, since TOML has no null, or if its value is the one that the
+    field's metadata names as "absent": what the setting was before it existed."""
+    fields = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))  # pyright: ignore[reportArgumentType]
+    return {f.name: _plain(value) for f, value in fields if value is not None and value != f.metadata.get("absent")}
 
 
 def _plain(value: Any) -> Any:
@@ -116,7 +117,17 @@ def from_dict(kind: type[Record], data: Any, where: str = "", null_is_nan: bool 
     for f in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
         if f.name not in data and f.default is f.default_factory is dataclasses.MISSING:
             raise CoupledQKError(f"{where}{f.name} is missing")
-    return kind(**{key: decode(hints[key], value, f"{where}{key}", null_is_nan) for key, value in data.items()})
+    given = {key: decode(hints[key], value, f"{where}{key}", null_is_nan) for key, value in data.items()}
+    return kind(**_absent(kind, data), **given)
+
+
+def _absent(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table written by `to_dict` means by leaving settings out. One that a person has written names few settings; what
+    it does not name has its default."""
+    fields = dataclasses.fields(kind)
+    absent = {f.name: f.metadata["absent"] for f in fields if "absent" in f.metadata and f.name not in data}
+    complete = all(f.name in data for f in fields if f.default is not None and "absent" not in f.metadata)
+    return absent if complete else {}
 
 
 def decode(hint: Any, value: Any, where: str, null_is_nan: bool = False) -> Any:

@@ -52,8 +52,7 @@ class Eval:
         seq_len = run.config.train.seq_len
         batches = valid_batches(getattr(corpus, self.split), seq_len, batch_size=8)
         measures = measure(model, batches, corpus.info.splits[self.split].bytes)
-        part = {"valid": data.max_valid_tokens, "train": data.max_tokens}.get(self.split)
-        definition = perplexity_definition(self.split, seq_len, data.tokenizer, part)
+        definition = perplexity_definition(self.split, seq_len, data)
         if self.json:
             about = {"run": str(run.path), "corpus": data.corpus, "split": self.split, "hash": corpus.info.hash}
             print(json.dumps({**about, **measures, "perplexity_definition": definition}, indent=2))

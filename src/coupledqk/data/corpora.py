@@ -14,13 +14,13 @@ from ..files import digest, sha256
 from .hub import HUB
 from .splits import SPLITS, Stream, by_document, by_file_name
 from .text import DATA, READABLE, Piece, blocks, read, suffix
-from .tokenizers import gpt2
 
 STDLIB = "python-stdlib"
 NAMES = (STDLIB, *HUB)
 
-PAPER_TOKENS = 100_000_000
-"""The paper takes this many GPT-2 tokens of OpenWebText and of PubMed; we take the first ones."""
+PAPER_BYTES = 440_000_000
+"""How much of OpenWebText and of PubMed is read, from the beginning. The paper takes subsets of 100M tokens, and in both a
+GPT-2 token stands for about 4.4 bytes."""
 
 _HIDDEN = re.compile(r"\.")
 # Of the standard library: tests, what others installed, and what the build wrote about the machine.
@@ -50,7 +50,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     root, files = _local_copy(name, Path(config.data_dir).expanduser())
     if name.startswith("wikitext"):
         return _from_files(name, _wikitext_form(files, errors), root, files, errors)
-    return _from_files(name, "local copy", root, files, errors, PAPER_TOKENS)
+    return _from_files(name, "local copy", root, files, errors, PAPER_BYTES)
 
 
 def _at_path(name: str) -> tuple[Path, list[Path]]:
@@ -105,7 +105,7 @@ def _from_files(name: str, about: str, root: Path, files: list[Path], errors: st
 
     def documents() -> Iterator[Piece]:
         pieces = (piece for file in files for piece in read(file, errors))
-        return _first_tokens(pieces, limit) if limit else pieces
+        return _first_bytes(pieces, limit) if limit else pieces
 
     def stream() -> Stream:
         if not marked:
@@ -114,6 +114,8 @@ def _from_files(name: str, about: str, root: Path, files: list[Path], errors: st
 
     used = sum(map(len, marked.values())) if marked else len(files)
     about += f", {used} file{'s' * (used != 1)} split by {'file name' if marked else 'document'}"
+    if limit and not marked:
+        about += f", {_at_most(limit)}"
     return Corpus(name, about, digest(checksums, errors, limit), stream)
 
 
@@ -122,20 +124,25 @@ def _from_hub(name: str) -> Corpus:
 
     def stream() -> Stream:
         if not source.splits:
-            return by_document(lambda: _first_tokens(source.documents(), PAPER_TOKENS))
+            return by_document(lambda: _first_bytes(source.documents(), PAPER_BYTES))
         return ((ours, piece) for ours, theirs in source.splits for piece in source.documents(theirs))
 
-    fingerprint = digest(source.repository, source.subset, source.revision, PAPER_TOKENS)
-    return Corpus(name, f"{source.description}, from {source.repository}", fingerprint, stream)
+    fingerprint = digest(source.repository, source.subset, source.revision, PAPER_BYTES)
+    about = f"{source.description}, from {source.repository}" + ("" if source.splits else f", {_at_most(PAPER_BYTES)}")
+    return Corpus(name, about, fingerprint, stream)
 
 
-def _first_tokens(documents: Iterator[Piece], limit: int) -> Iterator[Piece]:
-    """Whole documents, until there are `limit` GPT-2 tokens."""
-    tokenizer, tokens = gpt2(), 0
+def _at_most(limit: int) -> str:
+    return f"at most the first {limit / 1e6:,.0f} MB of text"
+
+
+def _first_bytes(documents: Iterator[Piece], limit: int) -> Iterator[Piece]:
+    """Whole documents, until there are `limit` bytes of text."""
+    n_bytes = 0
     for piece in documents:
         yield piece
-        tokens += len(tokenizer.encode_batch([piece.text])[0]) + piece.ends
-        if tokens >= limit and piece.ends:
+        n_bytes += len(piece.text.encode())
+        if n_bytes >= limit and piece.ends:
             return
 
 

@@ -69,7 +69,7 @@ HUB: dict[str, HubCorpus] = {
     "openwebtext": HubCorpus(
         description="web pages",
         repository="Skylion007/openwebtext",
-        revision="main",
+        revision="b4325f019c648b1641a1784748667e8b74e5e064",
     ),
     "pubmed": HubCorpus(
         description="titles and abstracts in the order of their PubMed numbers",

@@ -1,27 +1,26 @@
 """Tokenised corpora: one memory-mapped array of token ids per split, cached under a name made from what is in them.
 
-A cached corpus is a folder that appears whole or not at all: train.bin, valid.bin and test.bin (little-endian unsigned
-integers of 2 bytes, or 4 if the vocabulary needs them; each document followed by end-of-text), tokenizer.json, header.json.
+A cached corpus is a folder: train.bin, valid.bin and test.bin (little-endian unsigned integers of 2 bytes, or 4 if the
+vocabulary needs them; each document followed by end-of-text), tokenizer.json, header.json. A sample of a split is a folder
+below it: tokens.bin, header.json.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import shutil
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..config import DataConfig
 from ..errors import CoupledQKError
-from ..files import atomic_path, digest, sha256
+from ..files import digest, sha256
+from .cache import cache_folder, cached, read_header, write_header
 from .corpora import Corpus, open_corpus
 from .splits import SPLITS, Stream
 from .text import PIECE, Piece
@@ -42,10 +41,13 @@ class SplitInfo:
     bytes: int
     """Of text, in UTF-8."""
     documents: int
+    """Of a shuffled sample, the units it comes from: documents, articles, stretches of long documents."""
     tokens: int
     """With one end-of-text after each document."""
     sha256: str
-    """Of every document's bytes followed by their number, in order."""
+    """Of every document's bytes followed by their number, in order, in the whole split."""
+    sample_sha256: str
+    """Of the token ids that are used, as they are stored."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class CorpusInfo:
         """Names the text of all splits, whatever the tokenizer."""
         return digest([self.splits[split].sha256 for split in SPLITS])
 
+    @property
+    def sample_hash(self) -> str:
+        """Names the tokens that are used for training and validation."""
+        return digest([self.splits[split].sample_sha256 for split in ("train", "valid")])
+
 
 @dataclass(frozen=True)
 class TokenizedCorpus:
@@ -68,7 +75,8 @@ class TokenizedCorpus:
     test: NDArray[Any]
     tokenizer: Tokenizer
     info: CorpusInfo
-    """Of a split of which only a part is used, the counts are those of the part, the hash still that of the whole."""
+    """Of a split of which only a part is used, the counts and `sample_sha256` are those of the part; `sha256` is that of the
+    whole split."""
 
 
 def prepare(
@@ -82,76 +90,64 @@ def prepare(
     tokenizer = tokenizer or from_name(config.tokenizer)
     name = digest(VERSION, corpus.fingerprint, tokenizer.to_json() if tokenizer else config.tokenizer)
     folder = cache_folder() / "tokens" / name[:32]
-    found = _open_cached(folder, corpus)
-    if found is None:
-        try:
-            with atomic_path(folder) as temporary:
-                _build(corpus, tokenizer, config.tokenizer, temporary, progress)
-        except FileExistsError:
-            pass  # another process was first, with the same content
-        except OSError as error:
-            raise CoupledQKError(
-                f"cannot write {folder}: {error.strerror}; set COUPLEDQK_CACHE to another folder"
-            ) from error
-        found = _open(folder, corpus, verify=False)  # the checksums were taken from what was written a moment ago
-    return _first_part(_first_part(found, "train", config.max_tokens), "valid", config.max_valid_tokens)
+    found = cached(
+        folder,
+        lambda verify: _open(folder, corpus, verify),
+        lambda temporary: _build(corpus, tokenizer, config.tokenizer, temporary, progress),
+    )
+    for split, n in (("train", config.max_tokens), ("valid", config.max_valid_tokens)):
+        if n is not None and n < found.info.splits[split].tokens:
+            found = _first_part(found, split, n) if config.sampling == "first" else _sample(found, split, n, folder)
+    return found
 
 
-def cache_folder() -> Path:
-    """Where tokenised corpora are kept: $COUPLEDQK_CACHE, or `coupledqk` in the user's cache folder."""
-    if own := os.environ.get("COUPLEDQK_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "coupledqk")
-
-
-def _first_part(corpus: TokenizedCorpus, split: Literal["train", "valid"], n: int | None) -> TokenizedCorpus:
+def _first_part(corpus: TokenizedCorpus, split: str, n: int) -> TokenizedCorpus:
     """The first n tokens of a split. A tokenizer trained on the corpus has seen all of it, so that the perplexities of
     different parts of the training text can be compared."""
-    tokens = getattr(corpus, split)[:n]
-    if n is None or len(tokens) < n:
-        return corpus
-    lengths, end_of_text = corpus.tokenizer.byte_lengths, corpus.tokenizer.end_of_text
-    n_bytes = n_documents = 0
-    for start in range(0, n, PIECE):
-        part = tokens[start : start + PIECE]
-        n_bytes += int(lengths[part].sum())
-        n_documents += int((part == end_of_text).sum())
-    n_documents += int(tokens[-1] != end_of_text)
-    part = replace(corpus.info.splits[split], bytes=n_bytes, documents=n_documents, tokens=n)
+    tokens, end_of_text = getattr(corpus, split)[:n], corpus.tokenizer.end_of_text
+    n_ended = sum(int((part == end_of_text).sum()) for part in _pieces(tokens))
+    return _with_part(corpus, split, tokens, n_ended + int(tokens[-1] != end_of_text))
+
+
+def _sample(corpus: TokenizedCorpus, split: str, n: int, folder: Path) -> TokenizedCorpus:
+    """The first n tokens of a split's documents in shuffled order, from the cache or written to it now."""
+    folder = folder / "samples" / f"{split}-{n}"
+
+    def build(temporary: Path) -> None:
+        from .samples import write_sample
+
+        whole, file = corpus.info.splits[split].sha256, temporary / "tokens.bin"
+        n_units = write_sample(file, getattr(corpus, split), corpus.tokenizer, whole, n)
+        write_header(temporary, {file.name: sha256(file)}, units=n_units)
+
+    def read(verify: bool) -> TokenizedCorpus:
+        n_units = read_header(folder, verify)["units"]
+        return _with_part(corpus, split, _memory_map(folder / "tokens.bin", corpus.tokenizer), n_units)
+
+    return cached(folder, read, build)
+
+
+def _with_part(corpus: TokenizedCorpus, split: str, tokens: NDArray[Any], n_documents: int) -> TokenizedCorpus:
+    """The corpus with some tokens of a split in place of all."""
+    n_bytes, content = 0, hashlib.sha256()
+    for part in _pieces(tokens):
+        n_bytes += int(corpus.tokenizer.byte_lengths[part].sum())
+        content.update(part.tobytes())
+    whole = corpus.info.splits[split]
+    part = SplitInfo(n_bytes, n_documents, len(tokens), whole.sha256, content.hexdigest())
     info = replace(corpus.info, splits={**corpus.info.splits, split: part})
     return replace(corpus, **{split: tokens}, info=info)
 
 
-class _DamagedError(CoupledQKError):
-    """A cached folder is not what was written."""
-
-
-def _open_cached(folder: Path, corpus: Corpus) -> TokenizedCorpus | None:
-    if not folder.exists():
-        return None
-    try:
-        return _open(folder, corpus)
-    except _DamagedError as damage:
-        warnings.warn(f"the cached tokens in {folder} are damaged ({damage}): making them again", stacklevel=3)
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
+def _pieces(tokens: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    return (tokens[start : start + PIECE] for start in range(0, len(tokens), PIECE))
 
 
 def _open(folder: Path, corpus: Corpus, verify: bool = True) -> TokenizedCorpus:
-    """Verifying reads everything for its checksum, in a fraction of the time that training on it takes."""
-    try:
-        header = json.loads((folder / "header.json").read_bytes())
-        if header.pop("checksum") != digest(header):
-            raise _DamagedError("header.json has another checksum than when it was written")
-        for name, checksum in header["checksums"].items():
-            if verify and sha256(folder / name) != checksum:
-                raise _DamagedError(f"{name} has another checksum than when it was written")
-        splits = {split: SplitInfo(**header["splits"][split]) for split in SPLITS}
-        tokenizer = from_json((folder / "tokenizer.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CoupledQKError):
-            raise
-        raise _DamagedError(str(error)) from error
+    header = read_header(folder, verify)
+    tokenizer = from_json((folder / "tokenizer.json").read_text())
+    checksums = {split: header["checksums"][f"{split}.bin"] for split in SPLITS}
+    splits = {split: SplitInfo(**header["splits"][split], sample_sha256=checksums[split]) for split in SPLITS}
     train, valid, test = (_memory_map(folder / f"{split}.bin", tokenizer) for split in SPLITS)
     info = CorpusInfo(corpus.name, corpus.description, tokenizer.name, splits)
     return TokenizedCorpus(train, valid, test, tokenizer, info)
@@ -177,7 +173,6 @@ def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
 def _build(corpus: Corpus, tokenizer: Tokenizer | None, name: str, folder: Path, progress: Progress | None) -> None:
     if tokenizer is None:
         tokenizer = train_bpe(name, (piece.text for split, piece in corpus.stream() if split == "train"))
-    folder.mkdir()
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     with ExitStack() as files:
         shards = {
@@ -191,16 +186,16 @@ def _build(corpus: Corpus, tokenizer: Tokenizer | None, name: str, folder: Path,
                 progress(done)
     if not done:
         raise CoupledQKError(f"corpus {corpus.name} is empty: expected some text")
-    header = {
-        "corpus": corpus.name,
-        "description": corpus.description,
-        "splits": {split: asdict(shard.info()) for split, shard in shards.items()},
-        "checksums": {
+    write_header(
+        folder,
+        {
             "tokenizer.json": sha256(folder / "tokenizer.json"),
             **{f"{split}.bin": shard.checksum.hexdigest() for split, shard in shards.items()},
         },
-    }
-    (folder / "header.json").write_text(json.dumps({**header, "checksum": digest(header)}, indent=1))
+        corpus=corpus.name,
+        description=corpus.description,
+        splits={split: shard.info() for split, shard in shards.items()},
+    )
 
 
 class _Encoded(NamedTuple):
@@ -278,5 +273,11 @@ class _Shard:
         self.checksum.update(ids)
         self.tokens += len(ids) // self.width
 
-    def info(self) -> SplitInfo:
-        return SplitInfo(self.bytes, self.documents, self.tokens, self.content.hexdigest())
+    def info(self) -> dict[str, Any]:
+        """What a SplitInfo says of the whole split's text."""
+        return {
+            "bytes": self.bytes,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "sha256": self.content.hexdigest(),
+        }

@@ -158,9 +158,8 @@ def train_bpe(name: str, texts: Iterable[str]) -> Tokenizer:
     )
     if library.get_vocab_size() < size:
         found = library.get_vocab_size() + 1
-        raise CoupledQKError(
-            f"{name}: the training text gives only {found} tokens; choose bpe:{found} or less, or more text"
-        )
+        advice = f"choose bpe:{found} or less" if found > 257 else "choose the tokenizer bytes"
+        raise CoupledQKError(f"{name}: the training text gives only {found} tokens; {advice}, or use more text")
     return _bpe(name, json.loads(library.to_str()))
 
 

@@ -122,5 +122,6 @@ def summarise(run: RunFolder, task: RunTask) -> dict[str, Any]:
         "seconds": timings[-1]["seconds"] if timings else None,
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
         "corpus_hash": task.about["hash"],
+        **({"sample_hash": task.about["sample_hash"]} if "sample_hash" in task.about else {}),
         "definition": task.definition,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import RunConfig, text_of
+from ..config import DataConfig, RunConfig, text_of
 from ..data.batches import train_batch, valid_batches
 from ..data.shards import TokenizedCorpus, prepare
 from ..dynamics import Dynamics
@@ -24,10 +24,13 @@ class LanguageModelling:
         self.config, self.corpus = config, corpus
         self.seed = config.seed if config.data_seed is None else config.data_seed
         self.chance_loss = math.log(config.model.vocab_size)
-        self.about: dict[str, Any] = {**dataclasses.asdict(corpus.info), "hash": corpus.info.hash}
+        self.about: dict[str, Any] = {
+            **dataclasses.asdict(corpus.info),
+            "hash": corpus.info.hash,
+            "sample_hash": corpus.info.sample_hash,
+        }
         self.files = {"tokenizer.json": corpus.tokenizer.to_json()}
-        text = text_of(config)
-        self.definition = perplexity_definition("valid", config.train.seq_len, text.tokenizer, text.max_valid_tokens)
+        self.definition = perplexity_definition("valid", config.train.seq_len, text_of(config))
 
     @classmethod
     def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> "LanguageModelling":
@@ -66,10 +69,16 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def perplexity_definition(split: str, seq_len: int, tokenizer: str, part: int | None = None) -> str:
-    text = f"the whole {split} split" if part is None else f"the first {part:,} tokens of the {split} split"
+def perplexity_definition(split: str, seq_len: int, data: DataConfig) -> str:
+    n = {"train": data.max_tokens, "valid": data.max_valid_tokens}.get(split)
+    if n is None:
+        text = f"the whole {split} split"
+    elif data.sampling == "first":
+        text = f"the first {n:,} tokens of the {split} split"
+    else:
+        text = f"a sample of {n:,} tokens of the {split} split (documents in an order shuffled by a hash)"
     return (
-        f"exp of the mean loss per {tokenizer} token over {text}, end-of-text tokens included, in non-overlapping windows "
+        f"exp of the mean loss per {data.tokenizer} token over {text}, end-of-text tokens included, in non-overlapping windows "
         f"of {seq_len} tokens, each target once"
     )
 
