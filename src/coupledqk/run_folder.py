@@ -10,6 +10,7 @@ checkpoints/     step-0001000/ ... and best-0001000/
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import time
@@ -21,7 +22,7 @@ from typing import IO, Any, Literal, Self
 from .config import DataConfig, GLUEConfig, RunConfig, identity
 from .errors import CoupledQKError
 from .files import write_atomic
-from .schema import flat, from_toml, leaves, to_dict, to_toml
+from .schema import flat, from_toml, leaves, to_toml
 from .variants import VARIANTS
 
 
@@ -109,7 +110,7 @@ class RunFolder:
             return
         if identity(config) == identity(self.config):
             return
-        ours, theirs = flat(to_dict(self.config)), flat(to_dict(config))
+        ours, theirs = flat(dataclasses.asdict(self.config)), flat(dataclasses.asdict(config))
         changed = [
             f"{path} ({ours.get(path)!r} there, {theirs.get(path)!r} now)"
             for path in leaves(config)
