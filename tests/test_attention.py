@@ -199,7 +199,7 @@ def test_an_input_of_another_shape_is_refused(shape):
         ({"name": "eular", "d_model": 64, "n_heads": 8}, "unknown variant 'eular': did you mean 'euler'"),
         ({"name": "euler", "d_model": 64, "n_heads": 7}, "d_model=64 is not divisible by n_heads=7"),
         ({"name": "gqa", "d_model": 64, "n_heads": 2}, "n_heads=2 is not divisible by group_size=4"),
-        ({"name": "diff", "d_model": 24, "n_heads": 8}, "odd width of 3"),
+        ({"name": "diff", "d_model": 24, "n_heads": 8}, "gives a width of 3"),
         ({"name": "euler", "d_model": 64, "n_heads": 8, "n_steps": 0}, "n_steps=0: expected at least 1"),
         ({"name": "euler", "d_model": 64, "n_heads": 8, "step_size": 0.0}, "step_size=0.0: expected greater than 0"),
         ({"name": "euler", "d_model": 64, "n_heads": 8, "step_size": -1.0}, "step_size=-1.0: expected greater than 0"),

@@ -10,12 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 from conftest import TINY, double_randn, mlp_force, random_tokens, tiny_model
 from coupledqk import CoupledQKError, TransformerLM, evolve
 from coupledqk.config import DynamicsConfig
-from coupledqk.dynamics import Dynamics, LinearForce, MLPForce, fused, set_impl
+from coupledqk.dynamics import METHODS, Dynamics, LinearForce, MLPForce, fused, set_impl
 from coupledqk.dynamics.evolve import integrate
-from coupledqk.dynamics.fused import SCHEDULES, fused_dynamics, fused_dynamics_backward
+from coupledqk.dynamics.fused import fused_dynamics, fused_dynamics_backward
 from coupledqk.dynamics.implementations import WORTH_FUSING, choose
 
 KEY_HEADS = 2
+
+FAST_METHODS = [name for name, method in METHODS.items() if method.moves]
 
 
 def random_inputs(B, T, d, group_size, dtype=torch.float64):
@@ -71,7 +73,7 @@ def assert_as_exact_as_the_reference(impl, inputs, n_steps, method, little=LITTL
 @pytest.mark.parametrize("group_size", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(2, 1, 20), (1, 63, 60)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("method", FAST_METHODS)
 @pytest.mark.usefixtures("poisoned_memory")
 def test_as_exact_as_the_reference(method, dtype, shape, group_size, n_steps, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK", 4000)  # several chunks, the last one shorter
@@ -79,7 +81,7 @@ def test_as_exact_as_the_reference(method, dtype, shape, group_size, n_steps, mo
 
 
 @pytest.mark.parametrize("group_size", [1, 3])
-@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("method", FAST_METHODS)
 def test_gradients_by_finite_differences(method, group_size):
     qkv, dt, w1, w2 = (x.requires_grad_() for x in random_inputs(2, 2, 3, group_size))
     torch.autograd.gradcheck(
@@ -231,27 +233,58 @@ def test_what_cannot_be_fused_says_so_and_auto_leaves_it_to_the_reference(make_f
     q, k = double_randn(2, 1, 3, 2, 4)
     with pytest.raises(CoupledQKError, match=f"impl='fused' does not work with {says}.*set impl to 'reference'"):
         evolve(q, k, 0.1, make_force(), impl="fused", **settings)
-    big = torch.empty(WORTH_FUSING)
-    assert choose("auto", big, make_force(), settings.get("method", "leapfrog"), "inverse" in settings) == "reference"
+    big, method = torch.empty(WORTH_FUSING), settings.get("method", "leapfrog")
+    assert choose("auto", big, big, 0.1, make_force(), method, "inverse" in settings) == "reference"
+
+
+SIZES = [(WORTH_FUSING, "cpu"), (WORTH_FUSING - 1, "cpu"), (WORTH_FUSING, "meta")]
 
 
 def test_auto_fuses_what_was_timed_to_be_faster():
     force = mlp_force(4)
-    assert choose("auto", torch.empty(WORTH_FUSING), force, "leapfrog", False) == "fused"
-    assert choose("auto", torch.empty(WORTH_FUSING - 1), force, "leapfrog", False) == "reference"
-    assert choose("auto", torch.empty(WORTH_FUSING, device="meta"), force, "leapfrog", False) == "reference"
+    many, few, elsewhere = (torch.empty(n, device=d) for n, d in SIZES)
+    assert choose("auto", many, many, 0.1, force, "leapfrog") == "fused"
+    assert choose("auto", few, few, 0.1, force, "leapfrog") == "reference"
+    assert choose("auto", elsewhere, elsewhere, 0.1, force, "leapfrog") == "reference"
+    with torch.no_grad():
+        assert choose("auto", many, many, 0.1, force, "leapfrog") == "fused"
+        assert choose("auto", few, few, 0.1, force, "leapfrog") == "few_tokens"
 
 
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("layout", ["BTHD", "BHTD"])
 @pytest.mark.parametrize("group_size", [1, 3])
-@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("method", FAST_METHODS)
 @torch.no_grad()
-def test_decoding_takes_a_short_way_to_the_same_values(method, group_size, autocast):
-    inputs = random_inputs(2, 3, 20, group_size, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        ours, reference = (move(impl, *inputs, 3, method) for impl in ("auto", "reference"))
-    for x, y in zip(ours, reference, strict=True):
-        torch.testing.assert_close(x, y)
+def test_few_tokens_have_a_short_way_to_the_same_values(method, group_size, layout):
+    qkv, dt, w1, w2 = random_inputs(2, 3, 20, group_size, torch.float32)
+    q, k = heads(qkv, 20) if layout == "BTHD" else (x.transpose(1, 2) for x in heads(qkv, 20))
+    force = MLPForce(20)
+    force.w1.copy_(w1)
+    force.w2.copy_(w2)
+    for step_size in (dt, 0.2, torch.tensor(0.2)):
+        ours, auto, reference = (
+            evolve(q, k, step_size, force, 3, method, layout, impl=impl) for impl in ("few_tokens", "auto", "reference")
+        )
+        torch.testing.assert_close(ours, reference)
+        torch.testing.assert_close(auto, ours, rtol=0, atol=0)
+
+
+def test_few_tokens_without_what_it_needs_says_so_and_auto_leaves_it_to_the_reference():
+    force, x = MLPForce(4), torch.randn(1, 3, 2, 4)
+
+    def refuses(says, q=x):
+        with pytest.raises(
+            CoupledQKError, match=f"impl='few_tokens' does not work with {says}.*set impl to 'reference'"
+        ):
+            evolve(q, q, 0.1, force, impl="few_tokens")
+        torch.testing.assert_close(evolve(q, q, 0.1, force), evolve(q, q, 0.1, force, impl="reference"), rtol=0, atol=0)
+
+    refuses("gradients enabled")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        refuses("autocast")
+    with torch.no_grad():
+        force.half()
+        refuses("q in torch.float16", x.half())
 
 
 def test_unknown_impl():
@@ -271,7 +304,7 @@ def test_second_derivatives_are_refused_in_one_line():
 def test_transformations_of_torch_func_use_the_reference():
     q, k = double_randn(2, 1, WORTH_FUSING // 16, 4, 4)
     force = mlp_force(4)
-    assert choose("auto", q, force, "leapfrog", False) == "fused"
+    assert choose("auto", q, k, 0.1, force, "leapfrog") == "fused"
     _, tangent = torch.func.jvp(lambda q: evolve(q, k, 0.1, force)[0], (q,), (q,))
     assert tangent.shape == q.shape
     with pytest.raises(CoupledQKError, match=r"does not work with the transformations of torch\.func"):

@@ -14,9 +14,8 @@ import torch
 import coupledqk.dynamics
 from conftest import double_randn, mlp_force
 from coupledqk import CoupledQKError, evolve
-from coupledqk.dynamics.fused import SCHEDULES
 from coupledqk.dynamics.triton import MAX_WIDTH, compile_report, triton_dynamics, triton_dynamics_backward
-from test_fused import LITTLE, assert_as_exact_as_the_reference, heads, random_inputs
+from test_fused import FAST_METHODS, LITTLE, assert_as_exact_as_the_reference, heads, random_inputs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is built for Linux alone")
 
@@ -31,7 +30,7 @@ def test_in_the_interpreter():
 
 @pytest.mark.parametrize("n_steps", [1, 2, 3, 5])
 @pytest.mark.parametrize("group_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("method", FAST_METHODS)
 @pytest.mark.usefixtures("poisoned_memory")
 def check_every_method(method, group_size, n_steps):
     inputs = random_inputs(1, 9, 20, group_size, torch.float32)
@@ -39,7 +38,7 @@ def check_every_method(method, group_size, n_steps):
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("method", FAST_METHODS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def check_half_precision(dtype, method, group_size):
     # the products are rounded as often as the reference's, but elsewhere
@@ -97,7 +96,7 @@ def check_a_gpu_with_too_little_memory_is_one_line(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("method", SCHEDULES)
+@pytest.mark.parametrize("method", FAST_METHODS)
 def test_on_a_gpu(method, dtype):
     little = LITTLE if dtype == torch.float32 else torch.finfo(dtype).eps / 4
     inputs = [x.cuda() for x in random_inputs(3, 501, 60, 2, dtype)]

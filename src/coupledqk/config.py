@@ -7,26 +7,39 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from .errors import CoupledQKError
+from . import registry
+from .errors import CoupledQKError, unknown
 from .schema import check_fields, require, to_dict
 
-Method = Literal[
-    "none", "euler", "leapfrog", "semi_implicit", "kick", "query_residual", "key_residual", "shared_mlp", "affine"
-]
-Force = Literal["mlp", "linear", "potential", "zero"]
+
+def check_registered(setting: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise unknown(setting, name, known)
+
+
+def refuse_settings_without_effect(config: "DynamicsConfig | ScoringConfig", choice: str, used: Iterable[str]) -> None:
+    """Refuses a changed setting that the chosen method or kind does not read."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name not in (choice, *used) and value != f.default:
+            raise CoupledQKError(
+                f"{f.name}={value!r} has no effect with {choice} {getattr(config, choice)!r}: leave it at {f.default!r} or "
+                f"choose another {choice}"
+            )
 
 
 @dataclass(frozen=True)
 class DynamicsConfig:
     """The token-local map (q, k) -> (q, k) before scoring."""
 
-    method: Method = "none"
+    method: str = "none"
     """How q and k move: an integrator of q' = k, k' = f(q), a control in which only one of them moves, or affine coupling."""
-    force: Force = "mlp"
+    force: str = "mlp"
     """The function f; one per layer, shared by its heads."""
     n_steps: int = 3
     """Integration steps n."""
@@ -44,35 +57,24 @@ class DynamicsConfig:
         require(self.n_steps >= 1, "n_steps", self.n_steps, "at least 1")
         require(self.step_size > 0, "step_size", self.step_size, "greater than 0")
         require(self.force_std >= 0, "force_std", self.force_std, "at least 0")
-        self._refuse_settings_without_effect()
-
-    def _refuse_settings_without_effect(self) -> None:
-        used = {"none": {"method"}, "affine": {"method", "force_std"}}.get(self.method)
-        if used is None:
-            return
-        for f in dataclasses.fields(self):
-            if f.name not in used and getattr(self, f.name) != f.default:
-                raise CoupledQKError(
-                    f"{f.name}={getattr(self, f.name)!r} has no effect with method {self.method!r}: "
-                    f"leave it at {f.default!r} or choose another method"
-                )
+        check_registered("method", self.method, registry.DYNAMICS)
+        check_registered("force", self.force, registry.FORCES)
+        refuse_settings_without_effect(self, "method", registry.DYNAMICS[self.method].settings)
 
 
 @dataclass(frozen=True)
 class ScoringConfig:
     """From evolved q, k and v to the output."""
 
-    kind: Literal["softmax", "differential"] = "softmax"
-    """One softmax map, or the difference of two."""
+    kind: str = "softmax"
+    """How weights and output are computed: one softmax map, the difference of two, and others (`registry.py`)."""
     flavour: Literal["paper", "official"] = "paper"
     """Of differential scoring: one learned scalar per head, or the four vectors of the published Differential Transformer."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.kind == "softmax" and self.flavour != "paper":
-            raise CoupledQKError(
-                f"flavour={self.flavour!r} has no effect with kind 'softmax': leave it out, or set kind to 'differential'"
-            )
+        check_registered("kind", self.kind, registry.SCORINGS)
+        refuse_settings_without_effect(self, "kind", registry.SCORINGS[self.kind].settings)
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class ModelConfig:
 
 
 def head_width(d_model: int, n_heads: int, attention: AttentionConfig) -> int:
-    """The width of a query: d_model / n_heads, or half of that for the two sub-heads of differential scoring."""
+    """The width of a query: d_model / n_heads, or half of that if the scoring splits each head in two sub-heads."""
     if d_model % n_heads:
         raise CoupledQKError(
             f"d_model={d_model} is not divisible by n_heads={n_heads}: choose n_heads among the divisors of d_model"
@@ -127,15 +129,13 @@ def head_width(d_model: int, n_heads: int, attention: AttentionConfig) -> int:
             f"n_heads={n_heads} is not divisible by group_size={attention.group_size}: each key head serves group_size query "
             "heads, so choose group_size among the divisors of n_heads"
         )
-    width = d_model // n_heads
-    if attention.scoring.kind == "softmax":
-        return width
-    if width % 2:
+    width, sub_heads = d_model // n_heads, registry.SCORINGS[attention.scoring.kind].sub_heads
+    if width % sub_heads:
         raise CoupledQKError(
-            f"differential scoring halves each head, but d_model={d_model} over n_heads={n_heads} gives an odd width of "
-            f"{width}: choose an even one"
+            f"{attention.scoring.kind} scoring splits each head into {sub_heads} sub-heads, but d_model={d_model} over "
+            f"n_heads={n_heads} gives a width of {width}: choose one that {sub_heads} divides"
         )
-    return width // 2
+    return width // sub_heads
 
 
 def check_rope_width(width: int) -> None:

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from .config import AttentionConfig, ModelConfig, head_width
+from .config import AttentionConfig, DynamicsConfig, ModelConfig, head_width
+from .dynamics import FORCES, METHODS, build_dynamics
+from .dynamics.fused import SHARE
 from .model import TransformerLM
+from .registry import SCORINGS as SCORING_ENTRIES
+from .scoring import SCORINGS
 
 FLOAT32 = 4
 
@@ -26,7 +31,7 @@ class Flops:
     """
 
     projections: float
-    """Of attention: q, k, v and the output."""
+    """Of attention: q, k, v, the output, and what a scoring projects from its input."""
     dynamics: float
     scores: float
     """q kᵀ and the weighted sum of v, over the keys that a query may look at."""
@@ -48,15 +53,14 @@ class Flops:
 def flops(config: ModelConfig, seq_len: int, fused: bool = False) -> Flops:
     """With `fused`, the dynamics as `dynamics/fused.py` computes them where it can; otherwise as the readable methods do."""
     attention, d = config.attention, config.d_model
-    d_kv = d // attention.group_size
+    heads, key_heads, width = _heads(config)
     keys = (seq_len + 1) / 2 if attention.causal else seq_len
-    # differential scoring calls the kernel twice; only on a CPU are its maps made once
-    maps = 2 if attention.scoring.kind == "differential" else 1
+    scoring = SCORINGS[attention.scoring.kind]
     forward, recomputed = _dynamics_products(config, fused)
     return Flops(
-        projections=2 * config.n_layers * d * (2 * d + 2 * d_kv),
+        projections=2 * config.n_layers * d * ((heads + 2 * key_heads) * width + d + scoring.gates * config.n_heads),
         dynamics=2 * config.n_layers * forward,
-        scores=2 * config.n_layers * maps * 2 * keys * d,
+        scores=2 * config.n_layers * config.n_heads * scoring.products(keys, width),
         ffn=2 * config.n_layers * 3 * d * config.d_ff,
         logits=2 * d * config.vocab_size,
         recomputed=2 * config.n_layers * recomputed,
@@ -65,45 +69,42 @@ def flops(config: ModelConfig, seq_len: int, fused: bool = False) -> Flops:
 
 def has_fast_dynamics(attention: AttentionConfig) -> bool:
     """Whether the dynamics have implementations beside the readable one."""
-    return attention.dynamics.method in ("euler", "leapfrog", "semi_implicit") and attention.dynamics.force == "mlp"
-
-
-def _evaluations(attention: AttentionConfig) -> tuple[int, int]:
-    """How often the dynamics evaluate their network, per query (sub-)head and per key (sub-)head of a token."""
-    n = attention.dynamics.n_steps
-    by_method = {
-        "none": (0, 0),
-        "euler": (n, 0),
-        "leapfrog": (n + 1, 0),
-        "semi_implicit": (n, 0),
-        "kick": (1, 0),
-        "query_residual": (n, 0),
-        "key_residual": (0, n),
-        "shared_mlp": (n, n),
-        "affine": (1, 1),
-    }
-    return by_method[attention.dynamics.method]
+    return METHODS[attention.dynamics.method].moves is not None and attention.dynamics.force == "mlp"
 
 
 def _dynamics_products(config: ModelConfig, fused: bool) -> tuple[float, float]:
     """Multiply-adds of one layer's dynamics for one token: forward, and again in the backward pass."""
-    attention, d = config.attention, config.d_model
-    method = attention.dynamics.method
-    width = head_width(d, config.n_heads, attention)
-    heads, key_heads = d // width, d // width // attention.group_size
-    matrix = width**2
-    on_queries, on_keys = _evaluations(attention)
+    attention = config.attention
+    method = METHODS[attention.dynamics.method]
+    heads, key_heads, width = _heads(config)
     if fused and has_fast_dynamics(attention):
+        assert method.moves is not None
+        moves = method.moves(attention.dynamics.n_steps)
+        last_drift = max(i for i, move in enumerate(moves) if move == "drift")
         # W₂ acts after the sum over a group. What follows the last drift is not replayed.
-        once = heads * matrix + key_heads * matrix
-        unneeded_kicks = 0 if method == "semi_implicit" else 1
-        return on_queries * once, on_queries * once - unneeded_kicks * key_heads * matrix
-    per_evaluation = 3 * matrix if method == "affine" else _FORCE_MATRICES[attention.dynamics.force] * matrix
-    return (on_queries * heads + on_keys * key_heads) * per_evaluation, 0
+        kicks, unneeded = (sum(move in SHARE for move in part) for part in (moves, moves[last_drift:]))
+        forward = (moves.count("force") * heads + kicks * key_heads) * width**2
+        return forward, forward - unneeded * key_heads * width**2
+    if method.evaluations is None:
+        return _counted_products(attention.dynamics, heads, key_heads, width), 0
+    on_queries, on_keys = method.evaluations(attention.dynamics.n_steps)
+    matrices = FORCES[attention.dynamics.force].matrices if method.matrices is None else method.matrices
+    return (on_queries * heads + on_keys * key_heads) * matrices * width**2, 0
 
 
-_FORCE_MATRICES = {"mlp": 2, "linear": 1, "potential": 4, "zero": 0}
-"""The size of a force's weights, as they are multiplied with, in d × d matrices."""
+def _heads(config: ModelConfig) -> tuple[int, int, int]:
+    """Queries of a token, keys of a token, and their width."""
+    attention, width = config.attention, head_width(config.d_model, config.n_heads, config.attention)
+    heads = config.d_model // width
+    return heads * SCORING_ENTRIES[attention.scoring.kind].queries, heads // attention.group_size, width
+
+
+def _counted_products(dynamics: DynamicsConfig, heads: int, key_heads: int, width: int) -> float:
+    """Of a method whose record does not say: as PyTorch counts them for one token."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module = build_dynamics(dynamics, width, key_heads)
+        module(torch.empty(1, 1, heads, width), torch.empty(1, 1, key_heads, width))
+    return counter.get_total_flops() / 2
 
 
 @dataclass(frozen=True)

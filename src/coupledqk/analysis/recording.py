@@ -23,6 +23,7 @@ from ..attention import Attention
 from ..dynamics import Dynamics
 from ..dynamics.evolve import integrate
 from ..errors import CoupledQKError, unknown
+from ..torch_internals import is_compiled
 
 
 @dataclass(eq=False, repr=False)
@@ -117,7 +118,7 @@ class Tape:
 @contextlib.contextmanager
 def record(model: nn.Module) -> Iterator[Tape]:
     """Records every `Attention` of a model while the block runs."""
-    if any(map(_is_compiled, model.modules())):
+    if any(map(is_compiled, model.modules())):
         raise CoupledQKError(
             "a compiled model runs past its hooks: record the model that was given to torch.compile, or load it again"
         )
@@ -133,10 +134,6 @@ def record(model: nn.Module) -> Iterator[Tape]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
 
 
 def _keep_dynamics(

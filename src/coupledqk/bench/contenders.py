@@ -13,6 +13,7 @@ from ..costs import has_fast_dynamics
 from ..dynamics import IMPLEMENTATIONS, set_impl
 from ..errors import unknown
 from ..model import TransformerLM
+from ..registry import DYNAMICS
 from ..schema import change, check_fields, require
 from ..training.loop import AUTOCAST
 from ..variants import preset
@@ -66,7 +67,7 @@ class Contender:
     def n_steps(self) -> int | None:
         """Number of integration steps, for dynamics that have steps."""
         dynamics = self.config.attention.dynamics
-        return None if dynamics.method in ("none", "affine") else dynamics.n_steps
+        return dynamics.n_steps if "n_steps" in DYNAMICS[dynamics.method].settings else None
 
     def build(self, device: str) -> "TimedModel":
         """A module that maps (tokens, targets) to the mean loss and has `greedy(prompt, max_new_tokens)`."""

@@ -1,21 +1,24 @@
 """Dynamics: token-local maps (q, k) -> (q, k), applied before scoring. One small file per method."""
 
-from .affine import affine, affine_inverse
-from .evolve import INVERSES, METHODS, evolve
-from .forces import FORCES, Force, LinearForce, MLPForce, PotentialForce, ZeroForce
+from .affine import AffineDynamics, affine, affine_inverse
+from .evolve import evolve
+from .forces import Force, LinearForce, MLPForce, PotentialForce, ZeroForce
 from .implementations import IMPLEMENTATIONS
-from .module import AffineDynamics, Dynamics, Static, build_dynamics, set_impl
+from .method import Method
+from .methods import FORCES, METHODS
+from .module import Dynamics, build_dynamics, set_impl
+from .static import Static
 
 __all__ = [
     "FORCES",
     "IMPLEMENTATIONS",
-    "INVERSES",
     "METHODS",
     "AffineDynamics",
     "Dynamics",
     "Force",
     "LinearForce",
     "MLPForce",
+    "Method",
     "PotentialForce",
     "Static",
     "ZeroForce",

@@ -1,11 +1,11 @@
 """The two Triton kernels: a program holds some tokens of one key head with their queries, and W₁ and W₂, on chip for all steps.
 
-Every method is a run of blocks with one evaluation of the force in each:
+A method is a run of blocks with one evaluation of the force in each (`Blocks` in triton.py, from the moves of its record):
 
-    euler           q ← q + dt · k  and  k ← k + dt · f(q), both from the old     n blocks
-    semi_implicit   k ← k + dt · f(q), then q ← q + dt · k                        n blocks
-    leapfrog        the same; half a kick in the first and in the last block,     n + 1 blocks
-                    and no drift in the last
+    DRIFT_FIRST     q ← q + dt · k, then k ← k + dt · f(q) of the old q     Euler
+    otherwise       k ← k + dt · f(q), then q ← q + dt · k                  leapfrog, semi-implicit Euler
+
+Only the first and the last block may contain less than a whole kick, and only the last may lack its drift.
 
 The backward kernel runs from the inputs to each block anew, so nothing of the trajectory is stored. That is about n²/2
 more evaluations of f: for a few steps, on chip, cheaper than memory. It sums the gradients of the weights and of dt
@@ -25,7 +25,8 @@ import triton.language as tl
 def forward_kernel(
     q_ptr, k_ptr, dt_ptr, w1_ptr, w2_ptr, new_q_ptr, new_k_ptr,
     n_tokens, n_blocks, q_token, q_head, k_token, k_head, new_q_token, new_k_token,
-    METHOD: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+    DRIFT_FIRST: tl.constexpr, FIRST_KICK: tl.constexpr, LAST_KICK: tl.constexpr, LAST_DRIFT: tl.constexpr,
+    TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     first, head = tl.program_id(0) * TOKENS, tl.program_id(1)
     dt = tl.load(dt_ptr + head)
@@ -36,7 +37,8 @@ def forward_kernel(
     q = tl.load(q_at, q_mask, 0.0).to(tl.float32)
     k = tl.load(k_at, k_mask, 0.0).to(tl.float32)
     for block in range(n_blocks):
-        q, k = advance(q, k, dt, w1, w2, block, n_blocks, METHOD, TOKENS, G, GROUP, D)
+        kick, drift = shares(block, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
+        q, k = advance(q, k, dt, w1, w2, kick, drift, DRIFT_FIRST, TOKENS, G, GROUP, D)
 
     q_at, _ = tile(new_q_ptr, first, head, n_tokens, new_q_token, d, TOKENS, G, GROUP, d, D)
     k_at, _ = tile(new_k_ptr, first, head, n_tokens, new_k_token, d, TOKENS, 1, 1, d, D)
@@ -50,7 +52,8 @@ def backward_kernel(
     new_q_ptr, new_k_ptr, dt_slots_ptr, w1_slots_ptr, w2_slots_ptr,
     n_tokens, n_blocks, grad_q_token, grad_q_head, grad_k_token, grad_k_head,
     q_token, q_head, k_token, k_head, new_q_token, new_k_token,
-    METHOD: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+    DRIFT_FIRST: tl.constexpr, FIRST_KICK: tl.constexpr, LAST_KICK: tl.constexpr, LAST_DRIFT: tl.constexpr,
+    TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.program_id(0), tl.program_id(1)
     dt = tl.load(dt_ptr + head)
@@ -71,19 +74,19 @@ def backward_kernel(
             q = tl.load(q_at, q_mask, 0.0).to(tl.float32)
             k = tl.load(k_at, k_mask, 0.0).to(tl.float32)
             for before in range(block):
-                q, k = advance(q, k, dt, w1, w2, before, n_blocks, METHOD, TOKENS, G, GROUP, D)
+                kick, drift = shares(before, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
+                q, k = advance(q, k, dt, w1, w2, kick, drift, DRIFT_FIRST, TOKENS, G, GROUP, D)
 
             h, slope = hidden(q, w1, TOKENS, G, GROUP)
             h = sum_groups(h, TOKENS, GROUP, D)
             force = times(h, tl.trans(w2), w2.dtype) / G
-            kick = kick_share(block, n_blocks, METHOD)
-            pull = sum_groups(grad_q, TOKENS, GROUP, D)
-            if METHOD == "euler":
-                grad_dt += tl.sum(pull * k + grad_k * force, axis=1)
-                grad_force = dt / G * grad_k
+            kick, drift = shares(block, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
+            pull = drift * sum_groups(grad_q, TOKENS, GROUP, D)
+            if DRIFT_FIRST:
+                grad_dt += tl.sum(pull * k + kick * grad_k * force, axis=1)
+                grad_force = kick * dt / G * grad_k
                 grad_k += dt * pull
             else:
-                pull *= drift_share(block, n_blocks, METHOD)
                 grad_k += dt * pull
                 grad_dt += tl.sum(pull * (k + kick * dt * force) + kick * grad_k * force, axis=1)
                 grad_force = kick * dt / G * grad_k
@@ -106,33 +109,27 @@ def backward_kernel(
 
 @triton.jit
 def advance(
-    q, k, dt, w1, w2, block, n_blocks,
-    METHOD: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    q, k, dt, w1, w2, kick, drift,
+    DRIFT_FIRST: tl.constexpr, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     h, _ = hidden(q, w1, TOKENS, G, GROUP)
     h = sum_groups(h, TOKENS, GROUP, D)
-    kick = kick_share(block, n_blocks, METHOD) * dt / G * times(h, tl.trans(w2), w2.dtype)
-    if METHOD == "euler":
-        q += dt * spread_groups(k, TOKENS, GROUP, D)
-        k += kick
+    push = kick * dt / G * times(h, tl.trans(w2), w2.dtype)
+    if DRIFT_FIRST:
+        q += drift * dt * spread_groups(k, TOKENS, GROUP, D)
+        k += push
     else:
-        k += kick
-        q += drift_share(block, n_blocks, METHOD) * dt * spread_groups(k, TOKENS, GROUP, D)
+        k += push
+        q += drift * dt * spread_groups(k, TOKENS, GROUP, D)
     return q, k
 
 
 @triton.jit
-def kick_share(block, n_blocks, METHOD: tl.constexpr):
-    if METHOD == "leapfrog":
-        return tl.where((block == 0) | (block == n_blocks - 1), 0.5, 1.0)
-    return 1.0
-
-
-@triton.jit
-def drift_share(block, n_blocks, METHOD: tl.constexpr):
-    if METHOD == "leapfrog":
-        return tl.where(block == n_blocks - 1, 0.0, 1.0)
-    return 1.0
+def shares(block, n_blocks, FIRST_KICK: tl.constexpr, LAST_KICK: tl.constexpr, LAST_DRIFT: tl.constexpr):
+    """How much of a whole kick and of a whole drift a block contains."""
+    last = block == n_blocks - 1
+    kick = tl.where(block == 0, FIRST_KICK, tl.where(last, LAST_KICK, 1.0))
+    return kick, tl.where(last, LAST_DRIFT, 1.0)
 
 
 @triton.jit

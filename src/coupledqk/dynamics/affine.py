@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config import DynamicsConfig
 from ..initial import Normal, global_normal
+from .grouping import group_heads, ungroup_heads
+from .method import Method
 
 ScaleAndShift = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -51,3 +54,31 @@ class ScaleShiftNet(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         s, t = F.linear(F.silu(F.linear(x, self.w1)), self.w2).chunk(2, dim=-1)
         return torch.tanh(s), t
+
+
+class AffineDynamics(nn.Module):
+    """Alternating affine coupling; with grouped queries a key is scaled and shifted by the means over its group."""
+
+    def __init__(self, config: DynamicsConfig, width: int, n_kv_heads: int) -> None:
+        super().__init__()
+        self.on_key = ScaleShiftNet(width, config.force_std)
+        self.on_query = ScaleShiftNet(width, config.force_std)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self._couple(affine, q, k)
+
+    def inverse(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self._couple(affine_inverse, q, k)
+
+    def _couple(self, coupling, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = q.dtype
+        q, k = coupling(*group_heads(q, k, axis=2), self._mean_on_key, self.on_query)
+        q, k = ungroup_heads(q, k, axis=2)
+        return q.to(dtype), k.to(dtype)
+
+    def _mean_on_key(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        s, t = self.on_key(q)  # (B, T, H_kv, G, d)
+        return s.mean(3, keepdim=True), t.mean(3, keepdim=True)
+
+
+AFFINE = Method(build=AffineDynamics, evaluations=lambda n: (1, 1), matrices=3, starts_as_identity=True)

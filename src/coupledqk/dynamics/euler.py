@@ -9,9 +9,13 @@ First order, n evaluations of f for n steps. Does not preserve volume; has no cl
 from torch import Tensor
 
 from .forces import Force
+from .method import Method
 
 
 def euler(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
     for _ in range(n_steps):
         q, k = q + dt * k, k + dt * force(q)
     return q, k
+
+
+EULER = Method(euler, evaluations=lambda n: (n, 0), moves=lambda n: n * ["force", "drift", "kick"])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ Force = Callable[[Tensor], Tensor]
 
 class MLPForce(nn.Module):
     """f(q) = W₂ silu(W₁ q), the paper's coupling network: d → d → d without biases."""
+
+    matrices: ClassVar = 2
+    """Size of the weights as they are multiplied with, in d × d matrices."""
 
     def __init__(self, d: int, std: float = 0.02) -> None:
         super().__init__()
@@ -33,6 +37,8 @@ class MLPForce(nn.Module):
 class LinearForce(nn.Module):
     """f(q) = W q. The whole map is then linear and folds into W_q and W_k: the same functions as standard attention."""
 
+    matrices: ClassVar = 1
+
     def __init__(self, d: int, std: float = 0.02) -> None:
         super().__init__()
         self.std = std
@@ -48,6 +54,8 @@ class LinearForce(nn.Module):
 
 class PotentialForce(nn.Module):
     """f = −∇V of the potential V(q) = Σ cᵢ log cosh((Wq)ᵢ), W of 2d × d: leapfrog becomes truly symplectic."""
+
+    matrices: ClassVar = 4
 
     def __init__(self, d: int, std: float = 0.02) -> None:
         super().__init__()
@@ -72,13 +80,13 @@ class PotentialForce(nn.Module):
 class ZeroForce(nn.Module):
     """f = 0: queries drift along their keys and nothing else happens."""
 
+    matrices: ClassVar = 0
+
+    def __init__(self, d: int, std: float = 0.02) -> None:
+        super().__init__()
+
     def forward(self, q: Tensor) -> Tensor:
         return torch.zeros_like(q)
 
 
-FORCES: dict[str, Callable[[int, float], nn.Module]] = {
-    "mlp": MLPForce,
-    "linear": LinearForce,
-    "potential": PotentialForce,
-    "zero": lambda d, std: ZeroForce(),
-}
+ForceModule = MLPForce | LinearForce | PotentialForce | ZeroForce

@@ -14,7 +14,7 @@ tokens come in chunks small enough for a replay to stay in the processor's cache
 chunks write to the same scratch memory, because fresh memory costs more than most of what is done with it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from typing import NamedTuple
 
@@ -22,13 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .methods import moves_of
 from .operators import dtype_of_sums, set_backward
 
-SCHEDULES: dict[str, Callable[[int], list[str]]] = {
-    "euler": lambda n: n * ["force", "drift", "kick"],
-    "leapfrog": lambda n: ["force", "half kick", *(n - 1) * ["drift", "force", "kick"], "drift", "force", "half kick"],
-    "semi_implicit": lambda n: n * ["force", "kick", "drift"],
-}
 SHARE = {"kick": 1.0, "half kick": 0.5}
 CHUNK = 1 << 18  # numbers of q in a chunk
 
@@ -68,7 +64,7 @@ def fused_dynamics(
 ) -> tuple[Tensor, Tensor]:
     """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides."""
     with torch.autocast(q.device.type, enabled=False):
-        weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
+        weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()
         for heads, tensors in chunks(q, k, *new):
@@ -104,7 +100,7 @@ def fused_dynamics_backward(
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.autocast(q.device.type, enabled=False):
-        weights, moves = fold(q, k, dt, w1, w2), SCHEDULES[method](n_steps)
+        weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()

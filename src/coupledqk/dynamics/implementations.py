@@ -1,50 +1,61 @@
 """Which implementation moves q and k: the readable methods, or a fast one that gives the same values.
 
-reference   the method files: any method, any force, every transformation of PyTorch
-fused       one operator with a hand-written backward: the integrators with the MLP force (fused.py)
-triton      one GPU kernel each way: the same, on chip (triton.py)
-auto        the fastest that results in benchmarks/ have timed on such a device at such a size
+reference    the method files: any method, any force, every transformation of PyTorch
+fused        one operator with a hand-written backward: methods that are a list of moves, with the MLP force (fused.py)
+few_tokens   the same moves in the fewest calls, without gradients: decoding (few_tokens.py)
+triton       one GPU kernel each way: the same, on chip (triton.py)
+auto         the fastest that results in benchmarks/ have timed on such a device at such a size
 """
 
 import torch
 from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
+from ..torch_internals import has_forward_hooks, inside_torch_func
+from . import few_tokens
 from .forces import Force, MLPForce
-from .fused import SCHEDULES, fused_dynamics
+from .fused import fused_dynamics
+from .methods import METHODS
 from .operators import dtype_of_sums
 
-IMPLEMENTATIONS = ("auto", "reference", "fused", "triton")
+IMPLEMENTATIONS = ("auto", "reference", "fused", "few_tokens", "triton")
 
 # With fewer numbers in q, in decoding for one, the fixed cost of the operator and its recomputation outweigh the gain.
 WORTH_FUSING = 1 << 18
 
 
-def choose(impl: str, q: Tensor, force: Force, method: str, inverse: bool) -> str:
+def choose(
+    impl: str, q: Tensor, k: Tensor, dt: Tensor | float, force: Force, method: str, inverse: bool = False
+) -> str:
     """`impl` with "auto" resolved; never by the values of q."""
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
     obstacle = obstacle_of(force, method, inverse)
     if impl == "auto":
+        if obstacle:
+            return "reference"
+        if q.numel() < WORTH_FUSING:
+            return "reference" if few_tokens.obstacle_of(q, k, dt) else "few_tokens"
         # The compiler fuses the readable methods by itself, and need not recompute.
-        wanted = q.device.type == "cpu" and q.numel() >= WORTH_FUSING and not torch.compiler.is_compiling()
-        return "fused" if wanted and not obstacle else "reference"
+        return "fused" if q.device.type == "cpu" and not torch.compiler.is_compiling() else "reference"
+    if impl == "few_tokens":
+        obstacle = obstacle or few_tokens.obstacle_of(q, k, dt)
     if impl != "reference" and obstacle:
         raise CoupledQKError(f"impl={impl!r} does not work with {obstacle}: set impl to 'reference' or 'auto'")
     return impl
 
 
 def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
-    """What keeps the fast implementations from being used."""
+    """What keeps all fast implementations from being used."""
     if not isinstance(force, MLPForce) or type(force).forward is not MLPForce.forward:
         return f"{getattr(force, '__name__', type(force).__name__)} as force (it needs an MLPForce)"
-    if force._forward_hooks or force._forward_pre_hooks:
+    if has_forward_hooks(force):
         return "hooks on the force, which it never calls"
-    if method not in SCHEDULES:
-        return f"method {method!r} (it needs one of {', '.join(SCHEDULES)})"
+    if METHODS[method].moves is None:
+        return f"method {method!r} (it needs one of {', '.join(name for name, m in METHODS.items() if m.moves)})"
     if inverse:
         return "inverse=True"
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if not torch.compiler.is_compiling() and inside_torch_func():
         return "the transformations of torch.func"
     return None
 
@@ -52,9 +63,12 @@ def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
 def integrate_fast(
     impl: str, q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int, method: str
 ) -> tuple[Tensor, Tensor]:
-    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused" or "triton"."""
+    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"."""
     assert isinstance(force, MLPForce)
-    dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device).expand(k.shape[2])
+    dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device)
+    if impl == "few_tokens":
+        return few_tokens.few_tokens_dynamics(q, k, dt, force, n_steps, method)
+    dt = dt.expand(k.shape[2])
     if impl == "fused":
         return fused_dynamics(q, k, dt, force.w1, force.w2, n_steps, method)
     from .triton import triton_dynamics

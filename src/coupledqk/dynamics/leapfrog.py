@@ -12,6 +12,7 @@ Reversible: run with −dt it undoes itself.
 from torch import Tensor
 
 from .forces import Force
+from .method import Method
 
 
 def leapfrog(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
@@ -24,3 +25,11 @@ def leapfrog(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: in
 
 def leapfrog_inverse(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
     return leapfrog(q, k, -dt, force, n_steps)
+
+
+LEAPFROG = Method(
+    leapfrog,
+    inverse=leapfrog_inverse,
+    evaluations=lambda n: (n + 1, 0),
+    moves=lambda n: ["force", "half kick", *(n - 1) * ["drift", "force", "kick"], "drift", "force", "half kick"],
+)

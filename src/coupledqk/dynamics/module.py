@@ -8,19 +8,8 @@ from torch import Tensor, nn
 from ..config import DynamicsConfig
 from ..errors import CoupledQKError
 from ..initial import Normal, global_normal
-from .affine import ScaleShiftNet, affine, affine_inverse
-from .evolve import INVERSES, group_heads, integrate, ungroup_heads
-from .forces import FORCES
-
-
-class Static(nn.Module):
-    """No dynamics: q and k are scored as projected."""
-
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q, k
-
-    def inverse(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q, k
+from .evolve import integrate
+from .methods import FORCES, METHODS, invertible
 
 
 class Dynamics(nn.Module):
@@ -52,41 +41,14 @@ class Dynamics(nn.Module):
         return integrate(q, k, self.step_size, self.force, self.config.n_steps, self.config.method, impl=self.impl)
 
     def inverse(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if self.config.method not in INVERSES:
-            raise CoupledQKError(
-                f"method {self.config.method!r} has no inverse: {', '.join([*INVERSES, 'affine'])} have one"
-            )
+        if METHODS[self.config.method].inverse is None:
+            raise CoupledQKError(f"method {self.config.method!r} has no inverse: {', '.join(invertible())} have one")
         return integrate(
             q, k, self.step_size, self.force, self.config.n_steps, self.config.method, inverse=True, impl="reference"
         )
 
     def extra_repr(self) -> str:
         return f"method={self.config.method}, n_steps={self.config.n_steps}"
-
-
-class AffineDynamics(nn.Module):
-    """Alternating affine coupling; with grouped queries a key is scaled and shifted by the means over its group."""
-
-    def __init__(self, config: DynamicsConfig, width: int) -> None:
-        super().__init__()
-        self.on_key = ScaleShiftNet(width, config.force_std)
-        self.on_query = ScaleShiftNet(width, config.force_std)
-
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self._couple(affine, q, k)
-
-    def inverse(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self._couple(affine_inverse, q, k)
-
-    def _couple(self, coupling, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = q.dtype
-        q, k = coupling(*group_heads(q, k, axis=2), self._mean_on_key, self.on_query)
-        q, k = ungroup_heads(q, k, axis=2)
-        return q.to(dtype), k.to(dtype)
-
-    def _mean_on_key(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        s, t = self.on_key(q)  # (B, T, H_kv, G, d)
-        return s.mean(3, keepdim=True), t.mean(3, keepdim=True)
 
 
 def set_impl(model: nn.Module, impl: str) -> None:
@@ -98,8 +60,5 @@ def set_impl(model: nn.Module, impl: str) -> None:
 
 def build_dynamics(config: DynamicsConfig, width: int, n_kv_heads: int) -> nn.Module:
     """The module for (sub-)heads of that width."""
-    if config.method == "none":
-        return Static()
-    if config.method == "affine":
-        return AffineDynamics(config, width)
-    return Dynamics(config, width, n_kv_heads)
+    build = METHODS[config.method].build or Dynamics
+    return build(config, width, n_kv_heads)

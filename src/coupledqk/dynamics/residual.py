@@ -11,6 +11,7 @@ n evaluations of f for n steps, 2n for shared_mlp; 1 for kick, whose f(q) never 
 from torch import Tensor
 
 from .forces import Force
+from .method import Method
 
 
 def kick(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
@@ -37,3 +38,9 @@ def shared_mlp(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: 
     q, _ = query_residual(q, k, dt, force, n_steps)
     _, k = key_residual(q, k, dt, force, n_steps)
     return q, k
+
+
+KICK = Method(kick, inverse=kick_inverse, evaluations=lambda n: (1, 0))
+QUERY_RESIDUAL = Method(query_residual, evaluations=lambda n: (n, 0), moves_by_own_force=True)
+KEY_RESIDUAL = Method(key_residual, evaluations=lambda n: (0, n), moves_by_own_force=True)
+SHARED_MLP = Method(shared_mlp, evaluations=lambda n: (n, n), moves_by_own_force=True)

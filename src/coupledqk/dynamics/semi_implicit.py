@@ -9,6 +9,7 @@ First order, n evaluations of f for n steps. Two shears, so volume is preserved 
 from torch import Tensor
 
 from .forces import Force
+from .method import Method
 
 
 def semi_implicit(q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int) -> tuple[Tensor, Tensor]:
@@ -25,3 +26,11 @@ def semi_implicit_inverse(
         q = q - dt * k
         k = k - dt * force(q)
     return q, k
+
+
+SEMI_IMPLICIT = Method(
+    semi_implicit,
+    inverse=semi_implicit_inverse,
+    evaluations=lambda n: (n, 0),
+    moves=lambda n: n * ["force", "kick", "drift"],
+)

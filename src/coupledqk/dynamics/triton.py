@@ -10,12 +10,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
+from .fused import SHARE
+from .methods import moves_of
 from .operators import set_backward
 
 MAX_WIDTH = 128
@@ -29,7 +31,8 @@ def triton_dynamics(
 ) -> tuple[Tensor, Tensor]:
     """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides."""
     kernels, dtype = _kernels_for(q, k), _product_dtype(q)
-    constants = _constants(q.shape[2] // k.shape[2], q.shape[3], method, dtype)
+    blocks = as_blocks(moves_of(method, n_steps), method)
+    constants = _constants(q.shape[2] // k.shape[2], q.shape[3], blocks, dtype)
     q_rows, k_rows = _by_token(q), _by_token(k)
     new_q, new_k = q.new_empty(q.shape, dtype=dtype), k.new_empty(k.shape, dtype=dtype)
 
@@ -37,7 +40,7 @@ def triton_dynamics(
     grid = (_ceil_div(n_tokens, constants["TOKENS"]), k.shape[2])
     tensors = (q_rows, k_rows, *_weights(dt, w1, w2, dtype), new_q, new_k)
     strides = (*q_rows.stride()[:2], *k_rows.stride()[:2], new_q.stride(1), new_k.stride(1))
-    _launch(kernels.forward_kernel, grid, *tensors, n_tokens, _n_blocks(n_steps, method), *strides, **constants)
+    _launch(kernels.forward_kernel, grid, *tensors, n_tokens, blocks.number, *strides, **constants)
     return new_q.to(q.dtype), new_k.to(k.dtype)
 
 
@@ -54,7 +57,8 @@ def triton_dynamics_backward(
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     kernels, dtype = _kernels_for(q, k), _product_dtype(q)
-    constants = _constants(q.shape[2] // k.shape[2], q.shape[3], method, dtype)
+    blocks = as_blocks(moves_of(method, n_steps), method)
+    constants = _constants(q.shape[2] // k.shape[2], q.shape[3], blocks, dtype)
     rows = [_by_token(x) for x in (grad_q, grad_k, q, k)]
     new_q, new_k = q.new_empty(q.shape, dtype=dtype), k.new_empty(k.shape, dtype=dtype)
 
@@ -64,7 +68,7 @@ def triton_dynamics_backward(
     w1_slots, w2_slots = (dt_slots.new_empty(*grid, d, d) for _ in range(2))
     tensors = (*rows, *_weights(dt, w1, w2, dtype), new_q, new_k, dt_slots, w1_slots, w2_slots)
     strides = (*(stride for x in rows for stride in x.stride()[:2]), new_q.stride(1), new_k.stride(1))
-    _launch(kernels.backward_kernel, grid, *tensors, n_tokens, _n_blocks(n_steps, method), *strides, **constants)
+    _launch(kernels.backward_kernel, grid, *tensors, n_tokens, blocks.number, *strides, **constants)
     grad_dt, grad_w1, grad_w2 = dt_slots.sum(0), w1_slots.sum((0, 1)), w2_slots.sum((0, 1))
     return new_q.to(q.dtype), new_k.to(k.dtype), grad_dt.to(dt.dtype), grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
 
@@ -106,16 +110,47 @@ def _product_dtype(q: Tensor) -> torch.dtype:
     return torch.float32 if wide else q.dtype
 
 
-def _constants(group_size: int, d: int, method: str, dtype: torch.dtype) -> dict[str, Any]:
+class Blocks(NamedTuple):
+    """A method as the kernels run it: blocks of one force, a kick and a drift; whole ones but at the ends."""
+
+    number: int
+    drift_first: bool
+    first_kick: float
+    last_kick: float
+    last_drift: float
+
+
+def as_blocks(moves: list[str], method: str) -> Blocks:
+    starts = [i for i, move in enumerate(moves) if move == "force"]
+    parts = [moves[i + 1 : j] for i, j in itertools.pairwise([*starts, len(moves)])]
+    kicks = [sum(SHARE.get(move, 0.0) for move in part) for part in parts]
+    blocks = Blocks(len(parts), parts[0][0] == "drift", kicks[0], kicks[-1], float("drift" in parts[-1]))
+    if moves != _written_out(blocks):
+        raise CoupledQKError(
+            f"impl='triton' cannot run the moves of method {method!r}: only the first and the last block of a force, a kick "
+            "and a drift may differ from the others; set impl='fused'"
+        )
+    return blocks
+
+
+def _written_out(blocks: Blocks) -> list[str]:
+    moves: list[str] = []
+    for i in range(blocks.number):
+        last = i == blocks.number - 1
+        share = blocks.first_kick if i == 0 else blocks.last_kick if last else 1.0
+        kick = ["kick" if share == 1.0 else "half kick"]
+        drift = ["drift"] if not last or blocks.last_drift else []
+        moves += ["force", *(drift + kick if blocks.drift_first else kick + drift)]
+    return moves
+
+
+def _constants(group_size: int, d: int, blocks: Blocks, dtype: torch.dtype) -> dict[str, Any]:
     width, group = max(16, _power_of_2(d)), _power_of_2(group_size)
     # The most queries at once that fit in the registers, and at least the 16 rows of a product for the keys.
     rows = 32 if width * dtype.itemsize <= 128 else 16
     sizes = {"TOKENS": max(16, rows // group), "G": group_size, "GROUP": group, "d": d, "D": width}
-    return {"METHOD": method, **sizes, "num_warps": 8, "num_stages": 1}
-
-
-def _n_blocks(n_steps: int, method: str) -> int:
-    return n_steps + 1 if method == "leapfrog" else n_steps
+    shares = {name.upper(): value for name, value in blocks._asdict().items() if name != "number"}
+    return {**shares, **sizes, "num_warps": 8, "num_stages": 1}
 
 
 def _by_token(x: Tensor) -> Tensor:
@@ -192,7 +227,7 @@ def _needs(capability: int, d: int, dtype: torch.dtype, kernel: Any) -> dict[str
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    constants = _constants(group_size=1, d=d, method="leapfrog", dtype=dtype)
+    constants = _constants(group_size=1, d=d, blocks=as_blocks(moves_of("leapfrog", 3), "leapfrog"), dtype=dtype)
     options = {option: constants.pop(option) for option in ("num_warps", "num_stages")}
     kinds = {name: "constexpr" if name in constants else _kind(name, dtype) for name in kernel.arg_names}
     # Memory from PyTorch is aligned, and so are the strides at these widths.

@@ -29,6 +29,7 @@ from ..analysis.measures import effective_rank, entropy, singular_values
 from ..errors import CoupledQKError
 from ..model import TransformerLM
 from ..run_folder import RunFolder, variant_name
+from ..scoring import SCORINGS
 from .packing import pack, scaled_codes, weight_codes
 from .paths import plane_paths
 
@@ -130,7 +131,7 @@ def _describe(reader: Reader, ids: Sequence[int]) -> dict[str, Any]:
         "n_layers": maps.shape[0],
         "n_heads": maps.shape[1],
         "causal": attention.causal,
-        "signed": attention.scoring.kind == "differential",
+        "signed": SCORINGS[attention.scoring.kind].signed,
         "maps": pack(weight_codes(maps)),
         "entropy": _rounded(entropy(maps)),
         "effective_rank": _rounded(effective_rank(singular_values(maps))),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..config import DynamicsConfig
-from ..dynamics import build_dynamics
+from ..dynamics import METHODS, build_dynamics
 from ..errors import CoupledQKError, unknown
 from ..schema import change
 from ..variants import VARIANTS
@@ -60,7 +60,7 @@ def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
     if "gate" in settings:
         raise CoupledQKError(f"gate={settings['gate']!r}: couple() sets the gate, so that the model starts as it is")
     dynamics = change(attention.dynamics, settings)
-    return dynamics if dynamics.method == "affine" else dataclasses.replace(dynamics, gate=True)
+    return dynamics if METHODS[dynamics.method].starts_as_identity else dataclasses.replace(dynamics, gate=True)
 
 
 def build_couplings(model: "PreTrainedModel", dynamics: DynamicsConfig) -> dict[str, nn.Module]:

@@ -2,14 +2,17 @@
 
 from torch import nn
 
+from .. import registry
 from ..config import ScoringConfig
 from .differential import Differential
+from .record import Scoring
 from .softmax import Softmax, attend, attention_weights
 
-__all__ = ["Differential", "Softmax", "attend", "attention_weights", "build_scoring"]
+__all__ = ["SCORINGS", "Differential", "Scoring", "Softmax", "attend", "attention_weights", "build_scoring"]
+
+SCORINGS: dict[str, Scoring] = {name: registry.load(entry.record) for name, entry in registry.SCORINGS.items()}
+"""Every scoring by name: the records that the lines of `registry.py` point to."""
 
 
 def build_scoring(config: ScoringConfig, n_heads: int, width: int, layer: int, eps: float) -> nn.Module:
-    if config.kind == "softmax":
-        return Softmax()
-    return Differential(config.flavour, n_heads, width, layer, eps)
+    return SCORINGS[config.kind].build(config, n_heads, width, layer, eps)

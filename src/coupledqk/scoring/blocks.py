@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..torch_internals import inside_torch_func
+
 ROWS = 64  # queries in a block
 CHUNK = 1 << 18  # numbers in one of its maps
 WORTH_BLOCKS = 128  # with fewer queries, in decoding for one, the flash kernel costs less
@@ -18,7 +20,7 @@ WORTH_BLOCKS = 128  # with fewer queries, in decoding for one, the flash kernel 
 
 def worth_blocks(q: Tensor, mask: Tensor | None) -> bool:
     """Whether this way can be taken, and was timed as the faster one."""
-    if mask is not None or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if mask is not None or torch.compiler.is_compiling() or inside_torch_func():
         return False
     whole = q.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(q.device.type)
     return q.is_cpu and whole and q.shape[1] >= WORTH_BLOCKS

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..initial import Normal, global_normal
 from .blocks import attend_difference, worth_blocks
+from .record import Scoring
 from .softmax import attend, attention_weights
 
 OFFICIAL_LAMBDA_STD = 0.1
@@ -80,3 +81,11 @@ class Differential(nn.Module):
 
     def _normalise(self, out: Tensor) -> Tensor:
         return (1 - self.lam_init) * F.rms_norm(out, out.shape[-1:], eps=self.eps)
+
+
+DIFFERENTIAL = Scoring(
+    build=lambda config, n_heads, width, layer, eps: Differential(config.flavour, n_heads, width, layer, eps),
+    # the kernel is called twice over two sub-heads; only on a CPU are the maps made once
+    products=lambda keys, width: 4 * 2 * keys * width,
+    signed=True,
+)

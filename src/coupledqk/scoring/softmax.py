@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .record import Scoring
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     grouped = q.shape[2] != k.shape[2]
@@ -47,3 +49,9 @@ class Softmax(nn.Module):
         weights = self.weights(q, k, mask, causal)
         v = v.repeat_interleave(q.shape[2] // v.shape[2], dim=2)
         return torch.einsum("bhts,bshd->bthd", weights, v), weights
+
+
+SOFTMAX = Scoring(
+    build=lambda config, n_heads, width, layer, eps: Softmax(),
+    products=lambda keys, width: 2 * keys * width,
+)

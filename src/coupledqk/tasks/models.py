@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..config import GLUEConfig, RunConfig
 from ..data.tokenizers import Tokenizer, from_json
-from ..dynamics import set_impl
+from ..dynamics import METHODS, set_impl
 from ..errors import CoupledQKError
 from ..model import TransformerLM
 from ..run_folder import RunFolder
@@ -37,7 +37,8 @@ def start_from(model: TransformerLM, source: RunFolder) -> None:
         raise CoupledQKError(
             f"{source.path} has another architecture: {example} does not fit; use its model settings, apart from the dynamics"
         )
-    if missing and not model.config.attention.dynamics.gate and model.config.attention.dynamics.method != "affine":
+    dynamics = model.config.attention.dynamics
+    if missing and not dynamics.gate and not METHODS[dynamics.method].starts_as_identity:
         raise CoupledQKError(
             f"{source.path} has no dynamics of this kind: set gate=true, so that they start as the identity"
         )

@@ -1,0 +1,49 @@
+"""The moves of `fused.py` for a few tokens without gradients, as in decoding. The readable files are the truth.
+
+So few numbers are moved that the time goes into the calls of PyTorch: this takes as few as possible, on plain matrices.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .fused import SHARE
+from .methods import moves_of
+
+
+def obstacle_of(q: Tensor, k: Tensor, dt: Tensor | float) -> str | None:
+    """What keeps this implementation from being used."""
+    if torch.is_grad_enabled():
+        return "gradients enabled (use torch.no_grad() or torch.inference_mode())"
+    if torch.compiler.is_compiling():
+        return "torch.compile"
+    if torch.is_autocast_enabled(q.device.type):  # which would round the sums of a product
+        return "autocast"
+    if not (q.dtype == k.dtype == torch.float32) or (isinstance(dt, Tensor) and dt.dtype != torch.float32):
+        return f"q in {q.dtype} and k in {k.dtype} (it needs q, k and dt in float32)"
+    return None
+
+
+def few_tokens_dynamics(
+    q: Tensor, k: Tensor, dt: Tensor, force: Any, n_steps: int, method: str
+) -> tuple[Tensor, Tensor]:
+    """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,) or a scalar."""
+    B, T, n_keys, d = k.shape
+    group_size = q.shape[2] // n_keys
+    new_q, new_k = q.reshape(-1, d), k.reshape(-1, d)
+    dt, w1, w2 = dt.expand(B * T, n_keys).reshape(-1, 1), force.w1.T, force.w2.T
+    h = new_q
+    for move in moves_of(method, n_steps):
+        if move == "force":
+            h = F.silu(torch.mm(new_q, w1), inplace=True)
+            if group_size > 1:
+                h = h.view(-1, group_size, d).mean(1)
+        elif move in SHARE:
+            new_k = torch.addmm(new_k, h.mul_(dt), w2, alpha=SHARE[move])
+        elif group_size == 1:
+            new_q = torch.addcmul(new_q, new_k, dt)
+        else:
+            new_q = (new_q.view(-1, group_size, d) + (new_k * dt).unsqueeze(1)).view(-1, d)
+    return new_q.view(q.shape), new_k.view(k.shape)

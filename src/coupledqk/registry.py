@@ -1,0 +1,72 @@
+"""The dynamics, forces and scorings by name, one line each. Torch-free.
+
+A line says where the record of a method is defined, and what a configuration has to know without importing torch. The
+record itself (`dynamics/method.py`, `scoring/record.py`) stands beside the method and says everything else.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import CoupledQKError
+
+
+@dataclass(frozen=True)
+class DynamicsEntry:
+    record: Any
+    """Where its `Method` is defined, "module:NAME" inside this package; or the `Method` itself."""
+    settings: tuple[str, ...] = ("force", "n_steps", "step_size", "learn_step_size", "force_std", "gate")
+    """The settings of a `DynamicsConfig` that have an effect, besides `method`."""
+
+
+@dataclass(frozen=True)
+class ScoringEntry:
+    record: Any
+    """Where its `Scoring` is defined, "module:NAME" inside this package; or the `Scoring` itself."""
+    settings: tuple[str, ...] = ()
+    """The settings of a `ScoringConfig` that have an effect, besides `kind`."""
+    sub_heads: int = 1
+    """Parts of equal width into which each head's query, key and value are split."""
+    queries: int = 1
+    """Queries of full width per head, which share the head's key and value."""
+
+
+DYNAMICS: dict[str, DynamicsEntry] = {
+    "none": DynamicsEntry("dynamics.static:STATIC", settings=()),
+    "euler": DynamicsEntry("dynamics.euler:EULER"),
+    "leapfrog": DynamicsEntry("dynamics.leapfrog:LEAPFROG"),
+    "semi_implicit": DynamicsEntry("dynamics.semi_implicit:SEMI_IMPLICIT"),
+    "kick": DynamicsEntry("dynamics.residual:KICK"),
+    "query_residual": DynamicsEntry("dynamics.residual:QUERY_RESIDUAL"),
+    "key_residual": DynamicsEntry("dynamics.residual:KEY_RESIDUAL"),
+    "shared_mlp": DynamicsEntry("dynamics.residual:SHARED_MLP"),
+    "affine": DynamicsEntry("dynamics.affine:AFFINE", settings=("force_std",)),
+}
+
+FORCES: dict[str, str] = {
+    "mlp": "dynamics.forces:MLPForce",
+    "linear": "dynamics.forces:LinearForce",
+    "potential": "dynamics.forces:PotentialForce",
+    "zero": "dynamics.forces:ZeroForce",
+}
+
+SCORINGS: dict[str, ScoringEntry] = {
+    "softmax": ScoringEntry("scoring.softmax:SOFTMAX"),
+    "differential": ScoringEntry("scoring.differential:DIFFERENTIAL", settings=("flavour",), sub_heads=2),
+}
+
+
+def load(record: Any) -> Any:
+    """The object that an entry names, or is."""
+    if not isinstance(record, str):
+        return record
+    module, _, name = record.partition(":")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+
+
+def check_new(kind: str, name: object, taken: dict[str, Any]) -> None:
+    """Refuses a name that cannot be registered."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise CoupledQKError(f"{kind} {name!r}: expected a name of letters, digits and underscores")
+    if name in taken:
+        raise CoupledQKError(f"the name {name!r} is taken by a registered {kind}: choose another name")
