@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -121,6 +122,28 @@ class Browser:
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [entry for kind in kinds for entry in self.heard(kind)]
 
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked for."""
+        return [request["request"]["url"] for request in self.heard("Network.requestWillBeSent")]
+
+    def assert_fits(self, width: int, selector: str) -> None:
+        """Nothing that the selector finds sticks out sideways."""
+        assert self.evaluate("document.documentElement.scrollWidth") == width
+        blocks = f"[...document.querySelectorAll({selector!r})].map(block => block.getBoundingClientRect().right)"
+        assert max(self.evaluate(blocks)) <= width
+
+    def assert_legible(self, scheme: str, selector: str) -> None:
+        """The text that the selector finds has a contrast of at least 4.5 against the paper."""
+        colours = f"""[...document.querySelectorAll({selector!r})].map(e => {{
+            const style = getComputedStyle(e);
+            return e instanceof SVGElement ? style.fill : style.color;
+        }})"""
+        paper = luminance(self.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert paper > 0.9 if scheme == "light" else paper < 0.02
+        for colour in set(self.evaluate(colours)):
+            dim, bright = sorted([luminance(colour), paper])
+            assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{colour} in {scheme} mode"
+
     def screenshot(self, file: Path) -> None:
         """The whole page, for a person to look at."""
         image = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
@@ -140,3 +163,10 @@ def running_browser(profile: Path) -> Iterator[Browser]:
     browser = Browser(profile)
     yield browser
     browser.close()
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of "rgb(r, g, b)", as the accessibility guidelines define it."""
+    channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    r, g, b = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b

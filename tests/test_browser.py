@@ -1,6 +1,5 @@
 """The page in a real browser with the network off."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,9 +31,8 @@ def test_the_page_draws_its_curves_without_a_complaint_or_a_request(browser: Bro
     assert len(lengths) == 6
     assert all(length > 100 for length in lengths)
     assert browser.evaluate("document.querySelectorAll('table.results tbody tr').length") == 3
-    for complaint in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
-        assert browser.heard(complaint) == []
-    assert [request["request"]["url"] for request in browser.heard("Network.requestWillBeSent")] == [page.as_uri()]
+    assert browser.complaints() == []
+    assert browser.requests() == [page.as_uri()]
 
 
 def test_the_pages_policy_stops_a_script_and_a_request_that_got_in(browser: Browser, page: Path) -> None:
@@ -64,30 +62,13 @@ def test_pointing_at_a_curve_shows_the_values_there(browser: Browser, page: Path
 def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -> None:
     browser.open(page, width)
     browser.point_at(".plot svg", across=0.5)
-    assert browser.evaluate("document.documentElement.scrollWidth") == width
-    blocks = "[...document.querySelectorAll('h1, h2, p, pre, svg, .wide, .readout, dd')]"
-    assert max(browser.evaluate(f"{blocks}.map(block => block.getBoundingClientRect().right)")) <= width
+    browser.assert_fits(width, "h1, h2, p, pre, svg, .wide, .readout, dd")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_the_paper(scheme: str, browser: Browser, page: Path) -> None:
     browser.open(page, scheme=scheme)
-    colours = """[...document.querySelectorAll('p, .note, td, th, pre, .prompt, figcaption, .chart text')].map(e => {
-        const style = getComputedStyle(e);
-        return e instanceof SVGElement ? style.fill : style.color;
-    })"""
-    paper = luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert paper > 0.9 if scheme == "light" else paper < 0.02
-    for colour in set(browser.evaluate(colours)):
-        dim, bright = sorted([luminance(colour), paper])
-        assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{colour} in {scheme} mode"
-
-
-def luminance(colour: str) -> float:
-    """The relative luminance of "rgb(r, g, b)", as the accessibility guidelines define it."""
-    channels = [int(part) / 255 for part in re.findall(r"\d+", colour)]
-    r, g, b = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+    browser.assert_legible(scheme, "p, .note, td, th, pre, .prompt, figcaption, .chart text")
 
 
 def test_a_chart_stands_alone_as_a_file(browser: Browser, tmp_path: Path) -> None:

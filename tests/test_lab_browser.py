@@ -7,7 +7,6 @@ import pytest
 
 from browser import Browser, running_browser
 from coupledqk.report.lab_page import write_report
-from test_browser import luminance
 from test_lab_report import make_outcome, with_status
 from test_report import HOSTILE
 
@@ -39,7 +38,7 @@ def test_tables_are_filled_and_curves_drawn_without_a_complaint_or_a_request(bro
     assert len(heights) == len(lengths)
     assert all(height > 0 for height in heights)
     assert browser.complaints() == []
-    assert [request["request"]["url"] for request in browser.heard("Network.requestWillBeSent")] == [page.as_uri()]
+    assert browser.requests() == [page.as_uri()]
 
 
 def test_a_claim_leads_to_its_experiment(browser: Browser, page: Path) -> None:
@@ -53,16 +52,10 @@ def test_a_claim_leads_to_its_experiment(browser: Browser, page: Path) -> None:
 def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -> None:
     browser.open(page, width)
     browser.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
-    assert browser.evaluate("document.documentElement.scrollWidth") == width
-    blocks = "[...document.querySelectorAll('h1, h2, h3, p, li, svg, .wide, dd')]"
-    assert max(browser.evaluate(f"{blocks}.map(block => block.getBoundingClientRect().right)")) <= width
+    browser.assert_fits(width, "h1, h2, h3, p, li, svg, .wide, dd")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_the_paper(scheme: str, browser: Browser, page: Path) -> None:
     browser.open(page, scheme=scheme)
-    text = "document.querySelectorAll('p, a, td, th, li, .why, .verdict, dt, dd, summary')"
-    paper = luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-    for colour in set(browser.evaluate(f"[...{text}].map(element => getComputedStyle(element).color)")):
-        dim, bright = sorted([luminance(colour), paper])
-        assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{colour} in {scheme} mode"
+    browser.assert_legible(scheme, "p, a, td, th, li, .why, .verdict, dt, dd, summary")

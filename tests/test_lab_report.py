@@ -378,10 +378,10 @@ def test_the_command_takes_run_folders_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "report on what?"),
+        ([], "nothing to report on"),
         (["nowhere"], "nowhere: no such file or folder"),
         (["empty"], "found no outcome of an experiment and no run there"),
-        (["lab", "run"], "run holds no outcome, others do"),
+        (["lab", "run"], "run holds no outcome, but others do"),
         (["lab", "-o", "report.pdf"], "expected a file name that ends in .html, .md, .tex"),
         (["run", "-o", "run.md"], "run folders are reported as a page"),
     ],

@@ -1,0 +1,54 @@
+"""One document about whatever a user names: outcome files, folders of them, or run folders."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import CoupledQKError
+from ..outcome import Outcome, read, read_all
+from ..run_folder import find_runs
+from .figures import write_figures
+from .lab_page import ENDINGS, count, write_report
+from .runs_page import write_page
+
+
+def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None) -> list[str]:
+    """Writes the report, and its curves into `figures` if that is given. Returns lines that say what was written."""
+    if not paths:
+        raise CoupledQKError(
+            "nothing to report on: name outcome files, a folder such as lab or results/lab, or run folders"
+        )
+    if out.suffix not in ENDINGS or out.is_dir():
+        raise CoupledQKError(f"--out {out}: expected a file name that ends in {', '.join(ENDINGS)}")
+    found = {path: list(outcomes_at(path)) for path in paths}
+    outcomes = [outcome for there in found.values() for outcome in there]
+    if not outcomes:
+        return _write_runs(paths, out, figures)
+    if empty := [path for path, there in found.items() if not there]:
+        raise CoupledQKError(
+            f"{empty[0]} holds no outcome, but others do: report on experiments or on runs, not on both"
+        )
+    written = write_figures(outcomes, figures) if figures else []
+    write_report(outcomes, out, figures)
+    lines = [count(outcomes), str(out)]
+    if written:
+        lines.append(f"{figures}: {len(written)} figures")
+        if not any(path.suffix == ".pdf" for path in written):
+            lines.append("no PDF figures: they need matplotlib, pip install 'coupledqk[plot]'")
+    return lines
+
+
+def outcomes_at(path: Path) -> Iterator[Outcome]:
+    """The outcome in a file, or those in a folder, which may hold runs only."""
+    if not path.exists():
+        raise CoupledQKError(f"{path}: no such file or folder; `coupledqk reproduce` and `coupledqk train` write them")
+    yield from read_all(path) if path.is_dir() else [read(path)]
+
+
+def _write_runs(paths: Sequence[Path], out: Path, figures: Path | None) -> list[str]:
+    if out.suffix != ".html" or figures:
+        raise CoupledQKError("run folders are reported as a page: leave out --figures, and let --out end in .html")
+    runs = [run.path for path in paths for run in find_runs(path)]
+    if not runs:
+        raise CoupledQKError(f"{', '.join(map(str, paths))}: found no outcome of an experiment and no run there")
+    write_page(runs, out, f"{len(runs)} runs" if len(runs) > 1 else runs[0].name)
+    return [str(out)]
