@@ -113,20 +113,26 @@ def test_generate_streams_and_repeats_with_a_seed(shelf: Path, capsys: pytest.Ca
 
 
 def test_runs_lists_what_there_is(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["runs", "--folder", str(shelf / "runs"), "--json"])
+    main(["runs", str(shelf / "runs"), "--json"])
     rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["one"]["attention"], rows["one"]["status"], rows["one"]["step"]) == ("euler", "finished", "12/12")
-    main(["runs", "--folder", str(shelf / "runs")])
+    main(["runs", str(shelf / "runs")])
     assert "euler" in capsys.readouterr().out
 
 
 def test_sweep_names_the_best_rate_and_draws_it(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(shelf / "sweep"), "--json"]
-    main(["sweep", "--corpus", str(shelf / "text.txt"), *SHAPE[:-1], "--lrs", "1e-4", "1e-2", "1e30", *out])
-    found = json.loads(capsys.readouterr().out)
-    assert found["best_lr"] == 1e-2
-    assert found["runs"][2]["text"] == "diverged"
-    assert "<svg" in Path(found["plot"]).read_text()
+    command = ["sweep", "--corpus", str(shelf / "text.txt"), *SHAPE[:-1], "--lrs", "1e-4", "1e-2", "1e30"]
+    main([*command, "--out", str(shelf / "sweep")])
+    said = capsys.readouterr()
+    assert "best learning rate: 0.01" in said.out
+    assert "1e+30 seed 0" in said.err
+    assert "<svg" in (shelf / "sweep/sweep.svg").read_text()
+    assert "0.01" in (shelf / "sweep/sweep-lr.html").read_text()
+    main([*command, "--out", str(shelf / "sweep"), "--json"])
+    again = capsys.readouterr()
+    rows = json.loads(again.out)["rows"]
+    assert [row["n"] for row in rows] == [1, 1, 0]
+    assert "2 of 3 runs were finished before" in again.err
 
 
 def test_data_info_counts_bytes_documents_and_tokens(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +152,13 @@ def test_a_configuration_file_stands_in_for_recipe_and_variant(shelf: Path, caps
     printed = capsys.readouterr().out
     assert "seed = 3" in printed
     assert 'method = "euler"' in printed
+
+
+def test_the_warm_up_keeps_its_share_of_the_steps_unless_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--steps", "20", "--dry-run"])
+    assert "warmup = 2\n" in capsys.readouterr().out
+    main(["train", "--steps", "20", "--warmup", "7", "--dry-run"])
+    assert "warmup = 7\n" in capsys.readouterr().out
 
 
 def test_flags_become_settings() -> None:
@@ -194,13 +207,17 @@ MISTAKES = [
     (["train", "--config", "nowhere.toml"], "nowhere.toml: no such file"),
     (["train", "--resume", "nowhere"], "nowhere: no such run folder"),
     (["train", "stray"], "unexpected 'stray'"),
+    (["train", "--lr", "--lr", "3"], "--lr is given twice"),
+    (["mqar", "--seeds", "first"], "--seeds first: expected numbers such as 0 1 2, or a range such as 0-7"),
+    (["mqar", "--level", "easy", "--pairs", "3"], "--level easy sets pairs and length"),
+    (["glue"], "Name at least one run folder"),
     (["eval", "nowhere"], "nowhere: no such run folder"),
     (["generate", "SHELF"], "is not a run folder"),
     (["explore", "nowhere"], "nowhere: no such run folder"),
     (["generate", "SHELF/runs/one", "--prompt", ""], "the prompt is empty"),
     (["generate", "SHELF/runs/one", "--temperature", "-1"], "temperature=-1.0"),
     (["generate", "SHELF/runs/one", "--tokens", "999"], "longer than the model's 256 learned positions"),
-    (["runs", "--folder", "nowhere"], "nowhere: no such folder"),
+    (["runs", "nowhere"], "nowhere: no such folder"),
     (["sweep", "--lrs", "1e-3"], "at least two learning rates"),
     (["data", "info", "--corpus", "nowhere.txt"], "nowhere.txt"),
 ]

@@ -142,7 +142,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
 
     trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("result.json")}
     main(command)
-    assert "4 of 4 runs are finished already" in (again := capsys.readouterr()).err
+    assert "4 of 4 runs were finished before" in (again := capsys.readouterr()).err
     assert again.out == said.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("result.json")} == trained
     assert len(trained) == 4

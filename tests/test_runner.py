@@ -11,8 +11,9 @@ from coupledqk.cli import main
 from coupledqk.lab.cells import Plan, failure, make_plan, status
 from coupledqk.lab.engine import LocalPool, Message
 from coupledqk.lab.experiment import load, parse
+from coupledqk.lab.laboratory import notes
 from coupledqk.lab.outcomes import outcome, thinned
-from coupledqk.lab.runner import Queue, check_seeds, run_queue, stale
+from coupledqk.lab.runner import Queue, run_queue, stale
 from coupledqk.outcome import read
 from coupledqk.runs.training import train_run
 from coupledqk.training.logs import RunLog
@@ -236,8 +237,10 @@ def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
 
 
 def test_one_seed_is_said_to_be_too_few(corpus):
-    assert check_seeds(plan_of(corpus, seeds=(0, 1))) is None
-    assert "a test needs two" in (check_seeds(plan_of(corpus, seeds=(0,))) or "")
+    two = EXPERIMENT.replace('seeds_of."standard, lr 1e+20" = [0]', "")
+    assert notes(plan_of(corpus, two, seeds=(0, 1))) == []
+    (note,) = notes(plan_of(corpus, two, seeds=(0,)))
+    assert "a test needs two" in note
 
 
 def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):

@@ -79,7 +79,7 @@ RECIPES: dict[str, RunConfig] = {
 def recipe(name: str, attention: str = "standard", **settings: Any) -> RunConfig:
     """A run by recipe and attention variant, with any setting changed: `recipe("nano", "euler", steps=200, seed=1)`.
 
-    The vocabulary follows the tokenizer unless it is set too.
+    The vocabulary follows the tokenizer and the warm-up keeps its share of the steps, unless they are set too.
     """
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
@@ -90,6 +90,8 @@ def recipe(name: str, attention: str = "standard", **settings: Any) -> RunConfig
         config = change(config, {"micro_batch": (base.runtime.micro_batch or base.train.batch_size) // 2})
     if "tokenizer" in settings:
         settings = {"vocab_size": tokenizer_size(settings["tokenizer"]), **settings}
+    if isinstance(steps := settings.get("steps"), int) and "warmup" not in settings:
+        settings = {"warmup": base.train.warmup * steps // base.train.steps, **settings}
     return change(config, settings)
 
 

@@ -1,16 +1,17 @@
 """coupledqk compare"""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CoupledQKError
-from .output import table
+from ..provenance import available_cores
+from ..statistics import scipy_special
+from ..terminal import table
+from .output import train_plans
 
 if TYPE_CHECKING:
-    from ..lab.cells import Plan
     from ..lab.compare import Choice, Text
     from ..outcome import Outcome
 
@@ -42,12 +43,14 @@ class Compare:
     def run(self) -> None:
         from ..lab import compare
         from ..lab.cells import make_plan
-        from ..lab.runner import check_jobs, require_statistics
+        from ..lab.laboratory import check_jobs
+        from ..lab.summary import failure_summary
         from ..training.progress import tokenizing
 
         if not self.corpus:
             raise CoupledQKError("which text? Name a file, a folder or a corpus: coupledqk compare --corpus PATH")
-        jobs = self.jobs if self.jobs is not None else os.cpu_count() or 1
+        scipy_special()  # before anything is measured
+        jobs = self.jobs if self.jobs is not None else available_cores()
         check_jobs(jobs)
         with tokenizing() as progress:
             text = compare.open_text(self.corpus, progress)
@@ -55,25 +58,12 @@ class Compare:
         choice = compare.choose(text, variants, self.minutes, jobs, self.out)
         print(chosen(text, choice, len(variants) * len(compare.SEEDS)), file=sys.stderr)
         plan = make_plan(compare.comparison(text, choice, variants), compare.SCALE, self.out)
-        require_statistics([plan])
-        self.train(plan, jobs)
-        self.tell(compare.conclude(plan, text, f"coupledqk compare --minutes {self.minutes:g}{' --all' * self.all}"))
-
-    def train(self, plan: "Plan", jobs: int) -> None:
-        """Runs that fail are named and left out; stopped on request, the program ends."""
-        from ..lab.engine import LocalPool
-        from ..lab.overview import GridProgress
-        from ..lab.runner import Queue, run_queue
-        from ..training.progress import stop_on_signals
-        from .reproduce import troubles
-
-        queue = Queue.of([plan])
-        with stop_on_signals() as stop:
-            run_queue(queue, LocalPool(jobs), GridProgress(), stop)
+        queue = train_plans([plan], jobs)
         if queue.troubles:
-            print(troubles(queue), file=sys.stderr)
-        if stop():
+            print(failure_summary(queue), file=sys.stderr)
+        if queue.stopped:
             sys.exit(130)
+        self.tell(compare.conclude(plan, text, f"coupledqk compare --minutes {self.minutes:g}{' --all' * self.all}"))
 
     def tell(self, outcome: "Outcome") -> None:
         from ..report.lab_page import write_report

@@ -1,23 +1,18 @@
 """coupledqk glue"""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ..config import ModelConfig, RunConfig, text_of
-from ..recipes import glue_recipe
-from ..run_folder import RunFolder, default_name, variant_name
-from .output import mean_and_std, table
-from .train import train_one
+from .output import report_experiment
 
 
 @dataclass(frozen=True)
 class Glue:
-    """Fine-tune trained runs on a GLUE task: accuracy, with its standard deviation over seeds.
+    """Fine-tune trained runs on a GLUE task: accuracy of each attention variant, with statistics over seeds.
 
-    Each run is fine-tuned with the seed that it was pretrained with, all weights and a new linear head.
-    Interrupted, it goes on where it was.
+    Each run is fine-tuned with the seed that it was pretrained with, all weights and a new linear head. Interrupted, it resumes
+    from the last checkpoints.
 
     Try it:
 
@@ -26,8 +21,9 @@ class Glue:
     """
 
     runs: tuple[Path, ...]
-    """Language models: of each attention one run per seed."""
+    """Language models: of each attention variant one run per seed, the baseline first."""
     task: Literal["sst2", "mnli", "qnli"] = "sst2"
+    """The GLUE task."""
     data_dir: Path | None = None
     """A folder with SST-2/, MNLI/ and QNLI/ in GLUE's own format; from the Hugging Face hub unless given."""
     max_examples: int | None = None
@@ -37,48 +33,19 @@ class Glue:
     lr: float = 2e-5
     """Peak learning rate; the paper's unless given. Models far smaller than its 60M need more."""
     device: str | None = None
-    """As in pretraining unless given."""
-    out: Path = Path("runs")
-    """The folder of the fine-tuned runs."""
+    """The device to train on; as in pretraining unless given."""
+    jobs: int | None = None
+    """Number of runs at a time; the number of cores divided by the threads of a run unless given."""
+    out: Path = Path("lab")
+    """The folder of the fine-tuned runs, the outcome and the report."""
     json: bool = False
-    """Print JSON instead of a table."""
+    """Print the outcome as JSON instead of a table."""
 
     def run(self) -> None:
-        from ..data.glue import count_train
+        from ..lab.glue import fine_tuning_experiment
 
-        sources = [RunFolder.open(path) for path in dict.fromkeys(self.runs)]
-        n_examples = count_train(self.task, self.data_dir, self.max_examples)
-        configs = [self._config(source, n_examples) for source in sources]
-        groups: dict[ModelConfig, list[RunFolder]] = {}
-        for config in configs:
-            label = f"{self.task}, {variant_name(config)}, seed {config.seed}"
-            groups.setdefault(config.model, []).append(train_one(config, self.out / default_name(config), label=label))
-        definition = groups[configs[0].model][0].result["definition"]
-        rows = [describe(runs) for runs in groups.values()]
-        if self.json:
-            print(json.dumps({"task": self.task, "definition": definition, "rows": rows}, indent=2))
-            return
-        cells = [
-            [
-                row["attention"],
-                str(len(row["final"])),
-                *(mean_and_std([*row[which].values()]) for which in ("final", "best")),
-            ]
-            for row in rows
-        ]
-        print(table(["attention", "seeds", f"{self.task} accuracy", "at the lowest loss"], cells))
-        print(f"\nAccuracy: {definition}, after the last step.")
-
-    def _config(self, source: RunFolder, n_examples: int) -> RunConfig:
-        text_of(source.config)  # refuses what is not a language model
-        settings: dict[str, Any] = {"lr": self.lr, "max_examples": self.max_examples}
-        if self.data_dir is not None:
-            settings["data_dir"] = str(self.data_dir.resolve())
-        if self.device is not None:
-            settings["device"] = self.device
-        return glue_recipe(source.config, str(source.path.resolve()), self.task, n_examples, self.epochs, **settings)
-
-
-def describe(runs: list[RunFolder]) -> dict[str, Any]:
-    final, best = ({str(run.config.seed): run.result[which]["accuracy"] for run in runs} for which in ("final", "best"))
-    return {"attention": runs[0].info["variant"], "final": final, "best": best}
+        device = {} if self.device is None else {"device": self.device}
+        experiment = fine_tuning_experiment(
+            self.runs, self.task, self.data_dir, self.max_examples, self.epochs, lr=self.lr, **device
+        )
+        report_experiment(experiment, self.out, self.jobs, self.json)

@@ -1,16 +1,72 @@
 """How commands print."""
 
-import statistics
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..run_folder import RunFolder, measure_name
 from ..terminal import table
 
+if TYPE_CHECKING:
+    from ..lab.cells import Plan
+    from ..lab.experiment import Experiment
+    from ..lab.runner import Queue
+    from ..outcome import Outcome
 
-def mean_and_std(values: Sequence[float]) -> str:
-    """With ddof 1; the value alone if there is only one."""
-    mean = f"{statistics.fmean(values):.4f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+def train_plans(plans: "Sequence[Plan]", jobs: int | None) -> "Queue":
+    """Trains what is not finished, with progress on the terminal, until Ctrl-C."""
+    from ..lab.laboratory import notes, run_plans
+    from ..training.progress import stop_on_signals
+
+    for plan in plans:
+        for line in notes(plan):
+            print(line, file=sys.stderr)
+    with stop_on_signals() as stop:
+        return run_plans(plans, jobs, stop=stop)
+
+
+def train_and_print(plans: "Sequence[Plan]", jobs: int | None) -> None:
+    """Trains and prints the outcome of each plan."""
+    from ..lab.summary import outcome_summary
+    from ..outcome import read
+
+    queue = train_plans(plans, jobs)
+    for plan in plans:
+        print(f"{outcome_summary(read(plan.outcome))}\n{plan.outcome}\n")
+    exit_unless_finished(queue)
+
+
+def report_experiment(experiment: "Experiment", out: Path, jobs: int | None, as_json: bool) -> "Outcome":
+    """Trains an experiment of one scale, writes its report and prints its outcome."""
+    from ..lab.cells import make_plan
+    from ..lab.summary import outcome_summary
+    from ..outcome import read, to_json
+    from ..report.lab_page import write_report
+
+    plan = make_plan(experiment, next(iter(experiment.scales)), out)
+    queue = train_plans([plan], jobs)
+    outcome, page = read(plan.outcome), plan.outcome.with_suffix(".html")
+    write_report([outcome], page)
+    print(to_json(outcome) if as_json else f"{outcome_summary(outcome)}\n\n{page}")
+    exit_unless_finished(queue)
+    return outcome
+
+
+def exit_unless_finished(queue: "Queue") -> None:
+    """Says which runs did not finish. Ends the program with code 130 after Ctrl-C, and with 1 if a run failed.
+
+    A run that diverged is a result, not a failure.
+    """
+    from ..lab.summary import failure_summary
+
+    if queue.troubles or queue.stopped:
+        print(failure_summary(queue), file=sys.stderr)
+    if queue.stopped:
+        sys.exit(130)
+    if queue.failed:
+        sys.exit(1)
 
 
 def results_table(runs: Sequence[RunFolder]) -> str:

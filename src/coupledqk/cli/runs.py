@@ -13,30 +13,32 @@ from .output import table
 
 @dataclass(frozen=True)
 class Runs:
-    """List the runs below a folder: what each trains, how far it is, and how good.
+    """List the runs below a folder: what each trains, how far it is, and its best validation.
 
     Try it:
 
         coupledqk runs
-        coupledqk runs --folder demo --json
+        coupledqk runs demo --json
     """
 
-    folder: Path = Path("runs")
-    """Where to look."""
+    folders: tuple[Path, ...]
+    """Where to look; the folder runs unless given."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        if not self.folder.is_dir():
-            raise CoupledQKError(
-                f"{self.folder}: no such folder; `coupledqk train` makes runs, --folder says where to look"
-            )
-        rows = [describe(run) for run in find_runs(self.folder)]
+        folders = self.folders or (Path("runs"),)
+        for folder in folders:
+            if not folder.is_dir():
+                raise CoupledQKError(
+                    f"{folder}: no such folder; name the one that holds runs, as in `coupledqk runs demo`"
+                )
+        rows = [describe(run) for folder in folders for run in find_runs(folder)]
         if self.json:
             print(json.dumps(rows, indent=2))
             return
         if not rows:
-            print(f"no runs below {self.folder}; `coupledqk train` makes one")
+            print(f"no runs below {', '.join(map(str, folders))}; `coupledqk train` makes one")
             return
         head = ["run", "attention", "seed", "status", "step", "best perplexity", "bits per byte", "accuracy"]
         print(table(head, [[cell(row[key]) for key in KEYS] for row in rows]))

@@ -1,6 +1,7 @@
 """Every setting of a run as a flag: `--lr 3e-4`, `--n_steps 1`, `--train.precision bf16`, `--compile`."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def parse_settings(config: RunConfig, flags: list[str]) -> dict[str, Any]:
             raise CoupledQKError(f"{flag} has no value: write {flag} VALUE")
         settings[name] = parse(kind, flags.pop(0), name) if has_value else True
     return settings
+
+
+def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
+    """("0-3", "7") to (0, 1, 2, 3, 7)."""
+    seeds: dict[int, None] = {}
+    for word in words:
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise CoupledQKError(f"--seeds {word}: expected numbers such as 0 1 2, or a range such as 0-7")
+        seeds |= dict.fromkeys(range(int(first), int(last or first) + 1))
+    return tuple(seeds)
 
 
 def settings_help() -> str:

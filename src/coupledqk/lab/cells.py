@@ -87,6 +87,8 @@ def make_plan(
         cells = [cell for cell in scale.cells if not seeds or cell.seed in seeds]
     else:
         cells = _grid_cells(scale, seeds_of, out / "runs", data_dir, where)
+    if not cells:
+        raise CoupledQKError(f"{where}: no run has seed {' or '.join(map(str, seeds))}")
     _check(cells, scale, where, rows)
     return replace(plan, cells=tuple(cells))
 

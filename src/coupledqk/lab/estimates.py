@@ -1,4 +1,4 @@
-"""What cells will cost: arithmetic from the configuration, hours from runs that are finished."""
+"""The cost of a run: FLOPs from its configuration, time from runs that are finished or from a short measurement."""
 
 import statistics
 from pathlib import Path
@@ -10,21 +10,23 @@ from ..recipes import RECIPES
 from ..run_folder import RunFolder, find_runs
 
 SIMILAR = 8
-"""Runs whose steps differ in work by no more than this factor tell each other's speed."""
+"""The speed of a run is taken from runs whose FLOPs per step differ by no more than this factor."""
+PROBE_TOKENS = 4_096
+"""A speed is measured with batches of about this many tokens."""
 
 
 def tokens(config: RunConfig) -> int:
-    """That training sees."""
+    """Number of tokens seen in training."""
     return config.train.steps * config.train.batch_size * config.train.seq_len
 
 
 def work(config: RunConfig) -> float:
-    """Floating-point operations of the training's matrix products."""
+    """FLOPs of all matrix products in training."""
     return tokens(config) * flops(config.model, config.train.seq_len).training
 
 
 class Speeds:
-    """How long runs take, judged by finished ones."""
+    """FLOPs per second of training on this machine, by finished runs and by measurement."""
 
     def __init__(self, finished: list[RunFolder]) -> None:
         self.measured = [(run.config, work(run.config) / run.result["seconds"]) for run in finished]
@@ -35,10 +37,22 @@ class Speeds:
         return cls([run for run in runs if run.result.get("seconds")])
 
     def hours(self, config: RunConfig) -> float | None:
-        """By runs of this very model if there are some, else of a similar size; None if there is neither."""
+        """From runs of the same model and training if there are some, else of similar size; None if there is neither."""
         alike = [rate for other, rate in self.measured if (other.model, other.train) == (config.model, config.train)]
         alike = alike or [rate for other, rate in self.measured if _similar(other, config)]
         return work(config) / statistics.median(alike) / 3600 if alike else None
+
+    def measure(self, config: RunConfig) -> float:
+        """The hours of a run, after a few training steps if no similar run is known."""
+        if self.hours(config) is None:
+            from .speed import training_speeds
+
+            rows = max(1, PROBE_TOKENS // config.train.seq_len)
+            speed = statistics.median(training_speeds({"": config}, rounds=3, steps=1, max_rows=rows)[""])
+            self.measured.append((config, speed * flops(config.model, config.train.seq_len).training))
+        hours = self.hours(config)
+        assert hours is not None
+        return hours
 
 
 def paper_hours(config: RunConfig) -> float:

@@ -44,7 +44,8 @@ def fine_tuning_experiment(
         raise CoupledQKError("fine-tune what? Name at least one run folder of a language model")
     caption = f"Language models fine-tuned on {n_examples:,} examples of {task}, seed i from the pretraining of seed i."
     scale = ListedScale(METRICS["accuracy"], tuple(cells), claims=_claims(cells, task))
-    return Experiment("fine-tuning", f"Fine-tuning on {task}", "your own runs", caption, {task: scale})
+    title, source, command = f"Fine-tuning on {task}", "your own runs", f"coupledqk glue --task {task}"
+    return Experiment("fine-tuning", title, source, caption, {task: scale}, command=command)
 
 
 def _claims(cells: Sequence[Cell], task: str) -> tuple[Claim, ...]:

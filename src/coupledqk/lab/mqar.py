@@ -59,7 +59,8 @@ def recall_experiment(
         claims=_claims(grid) if len(set(seeds)) > 1 else (),
     )
     caption = "Which value followed this key? The accuracy is that at the lowest validation loss."
-    return Experiment("recall", "Associative recall (MQAR)", "your own settings", caption, {scale: recall})
+    title, source, command = "Associative recall (MQAR)", "your own settings", "coupledqk mqar"
+    return Experiment("recall", title, source, caption, {scale: recall}, command=command)
 
 
 def _claims(grid: Grid) -> tuple[Claim, ...]:

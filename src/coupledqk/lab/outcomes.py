@@ -47,7 +47,7 @@ def outcome(plan: Plan) -> Outcome:
         caption=experiment.caption.strip(),
         scale=plan.scale_name,
         date=datetime.date.today().isoformat(),
-        command=f"coupledqk reproduce {experiment.name} --scale {plan.scale_name}",
+        command=experiment.command or f"coupledqk reproduce {experiment.name} --scale {plan.scale_name}",
         metric=dataclasses.replace(scale.metric, definition=definition or scale.metric.definition),
         rows=tuple(_row(plan, label, best[label], final[label]) for label in plan.labels),
         verdicts=tuple(

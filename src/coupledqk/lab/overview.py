@@ -1,4 +1,4 @@
-"""How a grid goes: a bar for every running cell on a terminal, plain lines elsewhere."""
+"""Progress of a queue: a bar for every running cell on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class GridProgress:
-    """An `Overview`. The time left is judged by the arithmetic that was done and that remains."""
+    """An `Overview`. The remaining time is estimated from the FLOPs done and those that remain."""
 
     def __init__(self) -> None:
         self.bars: Any = _bars() if sys.stderr.isatty() else None
@@ -23,9 +23,9 @@ class GridProgress:
         self.work = {cell.name: work(cell.config) for cell in cells}
         self.done: dict[str, float] = {}
         self.skipped: dict[str, float] = {}
-        """By cell, the share that was done before this session."""
+        """By cell, the share that was done before this queue was started."""
         self.dropped = 0.0
-        """Work on cells that did not finish: it took time, and none of theirs is left."""
+        """FLOPs spent on cells that did not finish."""
         self.finished, self.total = finished, finished + len(cells)
         self.began = time.monotonic()
         self.tasks: dict[str, Any] = {}
@@ -33,7 +33,7 @@ class GridProgress:
             self.bars.start()
             self.whole = self.bars.add_task("all", total=self.total, completed=finished, text="")
         if finished:
-            self._say(f"{finished} of {self.total} runs are finished already")
+            self._say(f"{finished} of {self.total} runs were finished before")
 
     def started(self, cell: Cell) -> None:
         if self.bars is not None:
@@ -92,6 +92,20 @@ class GridProgress:
             print(line, file=sys.stderr, flush=True)
 
 
+class Silent:
+    """An `Overview` that shows nothing."""
+
+    def begin(self, cells: Sequence[Cell], finished: int) -> None: ...
+
+    def started(self, cell: Cell) -> None: ...
+
+    def step(self, cell: Cell, step: int) -> None: ...
+
+    def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None: ...
+
+    def end(self) -> None: ...
+
+
 def _ending(run: RunFolder, how: str, error: str | None) -> str:
     if how != "finished":
         return f"{how}: {error}" if error else how
@@ -101,9 +115,12 @@ def _ending(run: RunFolder, how: str, error: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
+    """For example 45 s, 12 min, 3.5 h or 6.2 days."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def _bars() -> Any:

@@ -8,8 +8,9 @@ from typing import Protocol
 from .. import outcome as report
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
-from .cells import Cell, Plan, make_plan, status, with_needed
+from .cells import Cell, Plan, failure, make_plan, status, with_needed
 from .engine import Engine, Message
+from .experiment import Scale
 from .outcomes import write_outcome
 
 POLL_SECONDS = 0.5
@@ -41,6 +42,8 @@ class Queue:
     running: dict[Path, Cell] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     """By the name of a cell, why it did not finish."""
+    stopped: bool = False
+    """Whether the user stopped it."""
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "Queue":
@@ -53,6 +56,11 @@ class Queue:
 
     def run(self, cell: Cell) -> RunFolder:
         return self.plans[0].run(cell)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run did not finish for another reason than that it diverged."""
+        return any(not failure(self.run(self.cells[name])).get("diverged") for name in self.troubles)
 
     def next(self) -> Cell | None:
         """The first cell that can start. A cell whose prerequisite did not finish is given up."""
@@ -75,13 +83,12 @@ def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[
     overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
     for plan in queue.plans:
         write_outcome(plan)
-    stopping = False
     try:
         while True:
-            if stop() and not stopping:
-                stopping = True
+            if stop() and not queue.stopped:
+                queue.stopped = True
                 engine.stop()
-            while not stopping and engine.free() and (cell := queue.next()):
+            while not queue.stopped and engine.free() and (cell := queue.next()):
                 queue.running[queue.run(cell).path] = cell
                 engine.start(cell.config, queue.run(cell).path)
                 overview.started(cell)
@@ -116,28 +123,7 @@ def stale(plan: Plan) -> list[str]:
         earlier = report.read(plan.outcome).cells
     except CoupledQKError:
         return []  # there is no readable outcome yet
-    seeds = sorted({cell.seed for cell in earlier})
-    now = make_plan(plan.experiment, plan.scale_name, plan.out, seeds) if seeds else plan
-    names = {cell.name for cell in (*plan.cells, *now.cells)}
+    names = {cell.name for cell in plan.cells}
+    if isinstance(plan.scale, Scale) and (seeds := sorted({cell.seed for cell in earlier})):
+        names |= {cell.name for cell in make_plan(plan.experiment, plan.scale_name, plan.out, seeds).cells}
     return [cell.name for cell in earlier if cell.name not in names and (plan.out / "runs" / cell.name).is_dir()]
-
-
-def check_seeds(plan: Plan) -> str | None:
-    """What cannot be tested with so few seeds, before any time is spent."""
-    few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
-    if few and plan.scale.claims:
-        return f"one seed of {', '.join(few)}: a test needs two at least, so nothing can be said about the claims"
-    return None
-
-
-def require_statistics(plans: Sequence[Plan]) -> None:
-    """Fails before training rather than after."""
-    from ..statistics import scipy_special
-
-    if any(plan.scale.claims for plan in plans):
-        scipy_special()
-
-
-def check_jobs(jobs: int) -> None:
-    if jobs < 1:
-        raise CoupledQKError(f"--jobs {jobs}: expected at least 1")

@@ -29,7 +29,8 @@ def sweep_experiment(base: RunConfig, lrs: Sequence[float], seeds: Sequence[int]
     name = variant_name(base)
     caption = f"Each row is a peak learning rate of {name}, everything else being equal."
     scale = ListedScale(METRICS[measure_name(base)], cells)
-    return Experiment("sweep", f"Learning rate of {name}", "your own settings", caption, {SCALE: scale})
+    title, source, command = f"Learning rate of {name}", "your own settings", "coupledqk sweep"
+    return Experiment("sweep", title, source, caption, {SCALE: scale}, command=command)
 
 
 def best_row(outcome: Outcome) -> Row:

@@ -1,0 +1,93 @@
+"""Running experiments: one function for a notebook and for every command that trains more than one run. Torch-free."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..errors import CoupledQKError
+from ..outcome import Outcome, read
+from ..provenance import available_cores
+from .cells import Plan, make_plan
+from .engine import LocalPool
+from .experiment import Experiment, load
+from .overview import GridProgress, Silent
+from .runner import Overview, Queue, run_queue, stale
+
+
+def run_experiment(
+    experiment: Experiment | str | Path,
+    scale: str | None = None,
+    out: str | Path = "lab",
+    *,
+    seeds: Sequence[int] = (),
+    rows: Sequence[str] = (),
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    progress: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Trains the runs of an experiment that are not finished yet, in parallel, and returns its outcome.
+
+    `experiment` is the name of one of the package's, a TOML file, or an `Experiment`; `scale` is its first unless given. The
+    runs are stored in OUT/runs and the outcome in OUT/NAME-SCALE.json. Called again it resumes where it was interrupted, and
+    trains nothing that is finished. A run that failed is a cell of the outcome with status "failed" and the error.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = load(str(experiment))
+    if not experiment.scales:
+        raise CoupledQKError(f"{experiment.name} trains nothing: run it with `coupledqk reproduce {experiment.name}`")
+    plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows)
+    run_plans([plan], jobs, GridProgress() if progress else Silent(), stop)
+    return read(plan.outcome)
+
+
+def run_plans(
+    plans: Sequence[Plan],
+    jobs: int | None = None,
+    overview: Overview | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Queue:
+    """Trains the runs of several plans on one queue; the runs that they share are trained once.
+
+    Whatever would make it fail afterwards is checked first.
+    """
+    jobs = default_jobs(plans) if jobs is None else jobs
+    check_jobs(jobs)
+    require_statistics(plans)
+    queue = Queue.of(plans)
+    run_queue(queue, LocalPool(jobs), overview or GridProgress(), stop)
+    return queue
+
+
+def default_jobs(plans: Sequence[Plan]) -> int:
+    """The cores divided by the threads of a run; 1 if a run leaves the number of threads to PyTorch."""
+    threads = {cell.config.runtime.threads for plan in plans for cell in plan.cells}
+    return 1 if None in threads else max(1, available_cores() // max(count or 1 for count in threads))
+
+
+def check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise CoupledQKError(f"--jobs {jobs}: expected at least 1")
+
+
+def require_statistics(plans: Sequence[Plan]) -> None:
+    """Raises if the claims of a plan cannot be tested because SciPy is missing."""
+    from ..statistics import scipy_special
+
+    if any(plan.scale.claims for plan in plans):
+        scipy_special()
+
+
+def notes(plan: Plan) -> list[str]:
+    """What a user should know before a plan is run."""
+    name, lines = plan.experiment.name, []
+    if old := stale(plan):
+        lines.append(
+            f"{name}: its grid has changed since {plan.outcome} was written; these runs are no longer part of it and stay on "
+            f"disk: {', '.join(old)}"
+        )
+    few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
+    if few and plan.scale.claims:
+        lines.append(
+            f"{name}: one seed of {', '.join(few)}; a test needs two at least, so claims about it are inconclusive"
+        )
+    return lines

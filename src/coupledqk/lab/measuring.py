@@ -1,0 +1,46 @@
+"""Experiments that train nothing: a command line that measures the runs of another experiment. Torch-free."""
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CoupledQKError
+from .cells import make_plan
+from .experiment import Experiment, load
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A command line on the runs of one seed."""
+
+    words: tuple[str, ...]
+    """The arguments of `coupledqk`, the run folders filled in."""
+    seed: int | None
+    """None for a command that needs no run."""
+    unfinished: tuple[str, ...]
+    """Rows whose run of this seed is not finished."""
+
+
+def measurements(experiment: Experiment, scale: str, out: Path, seeds: Sequence[int] = ()) -> list[Measurement]:
+    """The command for each of `seeds`; without any, for the first seed whose runs are all finished, or else the first seed."""
+    if scale not in experiment.commands:
+        raise CoupledQKError(f"{experiment.name} has no scale {scale!r}: choose from {', '.join(experiment.commands)}")
+    command, folder = experiment.commands[scale], f"{experiment.name}-{scale}"
+    if experiment.of is None:
+        return [Measurement(tuple(command.format(out=out / folder).split()), None, ())]
+    source = load(experiment.of)
+    plan = make_plan(source, scale, out, seeds)
+    labels = {name for _, name, _, _ in string.Formatter().parse(command) if name} - {"out"}
+    found = []
+    for seed in dict.fromkeys(cell.seed for cell in plan.cells):
+        runs = {cell.label: plan.run(cell) for cell in plan.cells if cell.seed == seed and cell.label in labels}
+        if runs.keys() != labels:
+            continue
+        folders = {label: str(run.path) for label, run in runs.items()}
+        own = folder if not seeds else f"{folder}-s{seed}"
+        words = tuple(word.format(out=out / own, **folders) for word in command.split())
+        found.append(Measurement(words, seed, tuple(label for label, run in runs.items() if not run.result)))
+    if seeds:
+        return found
+    return [next((each for each in found if not each.unfinished), found[0])]

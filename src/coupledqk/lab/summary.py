@@ -1,0 +1,98 @@
+"""Plans, their progress and outcomes as text for a terminal."""
+
+from collections.abc import Sequence
+
+from ..costs import count_parameters
+from ..outcome import Outcome
+from ..report.tables import results_table
+from ..terminal import table
+from .cells import Plan, failure, status, with_needed
+from .estimates import Speeds, paper_hours, tokens, work
+from .experiment import Experiment
+from .laboratory import notes
+from .measuring import Measurement
+from .overview import duration
+from .runner import Queue
+
+
+def listing(experiments: Sequence[Experiment]) -> str:
+    """Name, source, scales and title of each experiment."""
+    rows = [[e.name, e.source, "measures" if e.commands else ", ".join(e.scales), e.title] for e in experiments]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row[:3], widths, strict=True)), row[3]]) for row in rows
+    )
+
+
+def cost_summary(plan: Plan) -> str:
+    """The runs of a plan, their sizes and how long they will take."""
+    import torch
+
+    cells = with_needed(plan.cells)
+    speeds = Speeds.of(plan.out / "runs")
+    known = all(speeds.hours(cell.config) for cell in cells)
+    elsewhere = plan.scale_name == "paper" and not known and not torch.cuda.is_available()
+    hours = paper_hours if elsewhere else speeds.measure
+    rows, total, n_left = [], 0.0, 0
+    for label in dict.fromkeys(cell.label for cell in cells):
+        group = [cell for cell in cells if cell.label == label]
+        left = [cell for cell in group if status(plan.run(cell)) != "finished"]
+        config, took = group[0].config, hours(group[0].config)
+        n_left, total = n_left + len(left), total + len(left) * took
+        size = [f"{count_parameters(config.model):,}", f"{tokens(config) / 1e6:,.2f}M", f"{work(config):.1e}"]
+        rows.append([label, f"{len(group)}", f"{len(left)}", *size, duration(3600 * took)])
+    head = ["", "runs", "to do", "parameters", "tokens", "FLOPs", "time per run"]
+    source = (
+        "on one RTX 2080 Ti, by the paper's throughput"
+        if elsewhere
+        else f"on this machine, by {'finished runs' if known else 'a few training steps'}"
+    )
+    lines = [f"{plan.experiment.title} ({plan.experiment.source}), {plan.scale_name}", "", table(head, rows), ""]
+    said = f"{n_left} of {len(cells)} runs to do, one after another about {duration(3600 * total)} {source}."
+    return "\n".join([*lines, said, *notes(plan)])
+
+
+def progress_summary(plan: Plan) -> str:
+    """How many runs of each row are finished, and why others are not."""
+    kinds = ("finished", "running", "interrupted", "failed", "waiting")
+    rows, errors = [], []
+    for label in plan.labels:
+        group = [cell for cell in plan.cells if cell.label == label]
+        found = [status(plan.run(cell)) for cell in group]
+        rows.append([label, *(str(found.count(kind) or "") for kind in kinds)])
+        errors += [
+            f"{label} seed {cell.seed} failed: {why}" for cell in group if (why := failure(plan.run(cell)).get("error"))
+        ]
+    lines = [f"{plan.experiment.title}, {plan.scale_name}", "", table(["", *kinds], rows)]
+    return "\n".join([*lines, *errors, *notes(plan)])
+
+
+def measurement_summary(experiment: Experiment, found: Sequence[Measurement]) -> str:
+    """The commands of an experiment that trains nothing, and the runs that they wait for."""
+    lines = [f"{experiment.title} ({experiment.source})", ""]
+    for each in found:
+        lines.append(f"coupledqk {' '.join(each.words)}")
+        if each.unfinished:
+            lines.append(f"  waits for {', '.join(each.unfinished)} of {experiment.of}, seed {each.seed}")
+    return "\n".join(lines)
+
+
+def outcome_summary(outcome: Outcome) -> str:
+    """The table of results and a sentence for every claim."""
+    results = results_table(outcome)
+    lines = [f"{outcome.title} ({outcome.source}), {outcome.scale}", "", table(results.head, results.rows)]
+    if outcome.verdicts:
+        lines.append("")
+    lines += [f"{verdict.claim.text}: {verdict.outcome.upper()}. {verdict.sentence}" for verdict in outcome.verdicts]
+    return "\n".join(lines)
+
+
+def failure_summary(queue: Queue) -> str:
+    """The runs of a queue that did not finish, and why."""
+    lines = [
+        f"  {queue.cells[name].label} seed {queue.cells[name].seed}: {why}" for name, why in queue.troubles.items()
+    ]
+    left = len(lines) + len(queue.waiting)
+    return "\n".join(
+        [f"{left} of {len(queue.cells)} runs are not finished:", *lines, "Run the same command again to resume."]
+    )
