@@ -207,7 +207,7 @@ MISTAKES = [
     (["train", "--config", "nowhere.toml"], "nowhere.toml: no such file"),
     (["train", "--resume", "nowhere"], "nowhere: no such run folder"),
     (["train", "stray"], "unexpected 'stray'"),
-    (["train", "--lr", "--lr", "3"], "--lr is given twice"),
+    (["train", "--lr", "--lr", "3"], "--lr has no value"),
     (["mqar", "--seeds", "first"], "--seeds first: expected numbers such as 0 1 2, or a range such as 0-7"),
     (["mqar", "--level", "easy", "--pairs", "3"], "--level easy sets pairs and length"),
     (["glue"], "Name at least one run folder"),

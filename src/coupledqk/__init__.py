@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .dynamics import evolve
     from .errors import CoupledQKError
     from .hf import couple, load_coupling, save_coupling, uncouple
+    from .lab.laboratory import run_experiment
     from .layers import KVCache, rope_at
     from .model import TransformerLM
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, variant
@@ -33,6 +34,7 @@ _HOME = {
     "load_coupling": "hf",
     "preset": "variants",
     "rope_at": "layers",
+    "run_experiment": "lab.laboratory",
     "save_coupling": "hf",
     "uncouple": "hf",
     "variant": "variants",
@@ -55,6 +57,7 @@ __all__ = [
     "load_coupling",
     "preset",
     "rope_at",
+    "run_experiment",
     "save_coupling",
     "uncouple",
     "variant",

@@ -1,4 +1,4 @@
-"""Running experiments: one function for a notebook and for every command that trains more than one run. Torch-free."""
+"""Running experiments: one function for a notebook and for every command that trains more than one run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
