@@ -284,7 +284,7 @@ def test_energy_measures_are_those_of_the_trajectory():
 
 
 def test_each_variant_has_the_measures_that_its_dynamics_have():
-    every = {"q_moved", "k_moved", "q_turned", "k_turned", "volume_change"}
+    every = {"q_moved", "k_moved", "q_turned", "k_turned", "attention_moved", "volume_change"}
     assert measure_motion(moving("standard")) == {}
     assert measure_motion(moving("affine")).keys() == every
     assert measure_motion(moving("euler")).keys() == every | {"dt"}
@@ -311,8 +311,10 @@ def test_every_measure_is_defined_in_its_docstring_and_in_the_documentation():
 
 def test_the_documentations_python_runs():
     text = (Path(__file__).parent.parent / "docs" / "analysis.md").read_text()
-    [block] = re.findall(r"```python\n(.*?)```", text, re.S)
-    exec(block, {})
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {})
 
 
 # Surveys

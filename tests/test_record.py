@@ -134,6 +134,7 @@ def test_names_are_those_of_transformerlens_and_give_the_same_tensors():
         "hook_rot_k": layer.scored_k,
         "hook_attn_scores": layer.scores(),
         "hook_pattern": layer.pattern(),
+        "hook_z": layer.z,
     }
     assert [f"blocks.1.attn.{hook}" for hook in expected] == tape.names()[len(expected) :]
     for hook, tensor in expected.items():
@@ -176,7 +177,7 @@ def test_hooks_are_gone_after_the_block_however_it_ends():
 
 @pytest.mark.parametrize("compile_", [torch.compile, lambda model: model.compile() or model], ids=["wrap", "in_place"])
 def test_a_compiled_model_is_refused_with_the_reason(compile_):
-    with pytest.raises(CoupledQKError, match="a compiled model runs past its hooks"), record(compile_(tiny_model())):
+    with pytest.raises(CoupledQKError, match="a compiled model bypasses its hooks"), record(compile_(tiny_model())):
         pass
 
 

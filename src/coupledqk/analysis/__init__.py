@@ -1,9 +1,10 @@
-"""Analysis of what a trained model does. Recording hooks the model and does not change its output."""
+"""Analysis of what a trained model does: recording, measures, interventions."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .interventions import LossEffects, loss_effects, without_dynamics, without_head
     from .measures import measure_maps, singular_values
     from .motion import measure_motion
     from .recording import LayerTape, Tape, record
@@ -11,26 +12,34 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LayerTape": "recording",
+    "LossEffects": "interventions",
     "Survey": "surveys",
     "Tape": "recording",
+    "loss_effects": "interventions",
     "measure_maps": "measures",
     "measure_motion": "motion",
     "record": "recording",
     "singular_values": "measures",
     "survey": "surveys",
     "windows": "surveys",
+    "without_dynamics": "interventions",
+    "without_head": "interventions",
 }
 
 __all__ = [
     "LayerTape",
+    "LossEffects",
     "Survey",
     "Tape",
+    "loss_effects",
     "measure_maps",
     "measure_motion",
     "record",
     "singular_values",
     "survey",
     "windows",
+    "without_dynamics",
+    "without_head",
 ]
 
 

@@ -48,6 +48,15 @@ def _turned(before: Tensor, after: Tensor) -> Tensor:
     return torch.rad2deg(2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))).mean(1)
 
 
+def attention_moved(layer: LayerTape) -> Tensor:
+    """½ Σₛ |a′ₛ − aₛ|, the share of a query's attention that the dynamics move to other tokens; mean over all rows.
+
+    a′ is a row of the attention map, a the same row with q and k as they are before the dynamics.
+    """
+    maps = layer.patterns()
+    return (maps[-1] - maps[0]).abs().sum(-1).mean(-1) / 2
+
+
 def volume_change(layer: LayerTape) -> Tensor:
     """|det J| − 1 of the map (q, k) ↦ (q′, k′) of a key head and its queries, at the sequence's middle token.
 
@@ -122,6 +131,7 @@ OF_MOTION: dict[str, Callable[[LayerTape], Tensor]] = {
     "k_moved": k_moved,
     "q_turned": q_turned,
     "k_turned": k_turned,
+    "attention_moved": attention_moved,
     "volume_change": volume_change,
 }
 OF_STEPS: dict[str, Callable[[LayerTape], Tensor]] = {"dt": step_size}

@@ -1,51 +1,60 @@
-"""Recording what attention does inside a model.
+"""Recording and changing what attention computes inside a model.
 
     with record(model) as tape:
         model(tokens)
     tape.layers[3].pattern()                        # (B, H, T, S)
-    tape["blocks.3.attn.hook_evolved_k"]            # the same things by name, in TransformerLens' manner
+    tape["blocks.3.attn.hook_evolved_k"]            # the same values by name, as in TransformerLens
 
-A tape holds the newest forward pass. Nothing is computed during it: hooks keep the tensors that pass by, and scores,
-patterns and trajectories are worked out from them when asked for.
+    def no_first_key(k, layer):
+        return k.index_fill(1, torch.tensor(0), 0.0)
+
+    with record(model, {"blocks.3.attn.hook_evolved_k": no_first_key}) as tape:
+        model(tokens)                               # computes with the changed keys, and the tape holds them
+
+A tape holds the most recent forward pass. Hooks keep the tensors that pass by; scores, patterns and trajectories are computed
+from them on demand. Without changes, the model's output is bit-identical to that of an unrecorded pass.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..attention import Attention
-from ..dynamics import Dynamics
+from ..dynamics import Dynamics, Static
 from ..dynamics.evolve import integrate
 from ..errors import CoupledQKError, unknown
-from ..torch_internals import is_compiled
+from ..layers import Rope
 
 
 @dataclass(eq=False, repr=False)
 class LayerTape:
-    """One attention's newest forward pass. Shapes are (B, T, H, d) for queries, (B, T, H_kv, d) for keys."""
+    """One attention's most recent forward pass. Shapes are (B, T, H, d) for queries, (B, T, H_kv, d) for keys."""
 
     attention: Attention
     q: Tensor = field(init=False)
-    """As projected (and normalised), before the dynamics."""
+    """Projected (and normalised) queries, before the dynamics."""
     k: Tensor = field(init=False)
     evolved_q: Tensor = field(init=False)
-    """After the dynamics, before RoPE."""
+    """Queries after the dynamics and before RoPE."""
     evolved_k: Tensor = field(init=False)
     scored_q: Tensor = field(init=False)
-    """As scored: after RoPE, and with a cache `scored_k` and `v` hold the cached tokens too."""
+    """Queries as scored, after RoPE. With a cache, `scored_k` and `v` include the cached tokens."""
     scored_k: Tensor = field(init=False)
     v: Tensor = field(init=False)
+    z: Tensor = field(init=False)
+    """Output of the scoring, (B, T, H, d), before the output projection."""
     mask: Tensor | None = field(init=False)
     causal: bool = field(init=False)
+    rope: Rope | None = field(init=False)
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what is not there: the tensors above, until a forward pass brings them."""
+        """Called only for missing attributes: the tensors above, before a forward pass has set them."""
         if name in self.__dataclass_fields__:
             raise CoupledQKError(f"no {name} was recorded: run the model inside `with record(model) as tape:`")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -57,12 +66,35 @@ class LayerTape:
 
     def pattern(self) -> Tensor:
         """The attention weights, (B, H, T, S); for differential scoring the signed difference of a head's two maps."""
+        return self._weights(self.scored_q, self.scored_k)
+
+    def patterns(self) -> Tensor:
+        """The weights that the queries and keys of every state give, (n + 1, B, H, T, T): what the attention of this layer
+        would be after 0, 1, ... n steps of its dynamics, given the same input. The last are `pattern()`."""
+        if self.scored_k.shape[1] != self.k.shape[1]:
+            raise CoupledQKError(
+                "patterns of single steps need a pass without a cache: record the whole sequence at once"
+            )
+        states = [(q, k) if self.rope is None else self.rope(q, k) for q, k in zip(*self.states(), strict=True)]
+        return torch.stack([self._weights(q, k) for q, k in states])
+
+    @torch.no_grad()
+    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         weights: Callable[..., Tensor] = self.attention.scoring.weights  # pyright: ignore[reportAssignmentType]
-        return weights(self.scored_q, self.scored_k, self.mask, self.causal).detach()
+        return weights(q, k, self.mask, self.causal)
+
+    def states(self) -> tuple[Tensor, Tensor]:
+        """q and k along the dynamics: the `trajectory()` of an integrator, before and after for dynamics without steps, and a
+        single state where there are no dynamics."""
+        if isinstance(self.attention.dynamics, Dynamics):
+            return self.trajectory()
+        if isinstance(self.attention.dynamics, Static):
+            return self.q[None], self.k[None]
+        return torch.stack((self.q, self.evolved_q)), torch.stack((self.k, self.evolved_k))
 
     @property
     def integrator(self) -> Dynamics:
-        """The dynamics, if they move in steps."""
+        """The dynamics, for those that integrate in steps."""
         dynamics = self.attention.dynamics
         if not isinstance(dynamics, Dynamics):
             raise CoupledQKError(
@@ -74,7 +106,7 @@ class LayerTape:
     def trajectory(self) -> tuple[Tensor, Tensor]:
         """q and k after 0, 1, ... n steps of the dynamics: (n + 1, B, T, H, d) and (n + 1, B, T, H_kv, d).
 
-        The first state is the projected q and k, the last is `evolved_q` and `evolved_k` to the bit.
+        The first state is the projected q and k, the last is `evolved_q` and `evolved_k`, bit for bit.
         """
         dynamics, config = self.integrator, self.integrator.config
         with torch.no_grad():
@@ -96,8 +128,16 @@ HOOKS: dict[str, Callable[[LayerTape], Tensor]] = {
     "hook_rot_k": lambda layer: layer.scored_k,
     "hook_attn_scores": LayerTape.scores,
     "hook_pattern": LayerTape.pattern,
+    "hook_z": lambda layer: layer.z,
 }
-"""Stable names, those of TransformerLens where it has the thing."""
+"""Stable names: those of TransformerLens where it records the same value."""
+
+Change = Callable[[Tensor, LayerTape], Tensor]
+"""Maps a value that is about to be used to the one that is used instead. The layer's tape holds what has been computed before,
+such as `layer.q` when `hook_evolved_q` is changed."""
+
+CHANGEABLE = [hook for hook in HOOKS if hook not in ("hook_attn_scores", "hook_pattern")]
+"""Scores and patterns are computed on demand; the fused kernel of the forward pass never forms them."""
 
 
 class Tape:
@@ -116,19 +156,20 @@ class Tape:
 
 
 @contextlib.contextmanager
-def record(model: nn.Module) -> Iterator[Tape]:
-    """Records every `Attention` of a model while the block runs."""
-    if any(map(is_compiled, model.modules())):
+def record(model: nn.Module, changes: Mapping[str, Change] | None = None) -> Iterator[Tape]:
+    """Records every `Attention` of a model while the block runs, and changes values by name on their way."""
+    if any(map(_is_compiled, model.modules())):
         raise CoupledQKError(
-            "a compiled model runs past its hooks: record the model that was given to torch.compile, or load it again"
+            "a compiled model bypasses its hooks: record the model that was given to torch.compile, or load it again"
         )
     layers = {path: LayerTape(module) for path, module in model.named_modules() if isinstance(module, Attention)}
     if not layers:
         raise CoupledQKError("nothing to record: the model has no coupledqk Attention")
-    handles = []
-    for layer in layers.values():
-        handles.append(layer.attention.dynamics.register_forward_hook(partial(_keep_dynamics, layer)))
-        handles.append(layer.attention.scoring.register_forward_hook(partial(_keep_scoring, layer)))
+    changes = dict(changes or {})
+    for name in changes:
+        if name not in (changeable := [f"{path}.{hook}" for path in layers for hook in CHANGEABLE]):
+            raise unknown("value to change", name, changeable)
+    handles = [handle for path, layer in layers.items() for handle in _hooked(layer, path, changes)]
     try:
         yield Tape(layers)
     finally:
@@ -136,13 +177,50 @@ def record(model: nn.Module) -> Iterator[Tape]:
             handle.remove()
 
 
-def _keep_dynamics(
-    layer: LayerTape, module: nn.Module, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor]
-) -> None:
-    layer.q, layer.k = (x.detach() for x in inputs)
-    layer.evolved_q, layer.evolved_k = (x.detach() for x in outputs)
+def _is_compiled(module: nn.Module) -> bool:
+    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
 
 
-def _keep_scoring(layer: LayerTape, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-    q, k, v, layer.mask, layer.causal = inputs
-    layer.scored_q, layer.scored_k, layer.v = (x.detach() for x in (q, k, v))
+def _hooked(layer: LayerTape, path: str, changes: Mapping[str, Change]) -> Iterator[RemovableHandle]:
+    """Hooks that keep the values of a layer in the order in which they are computed, each after its change."""
+    attention = layer.attention
+
+    def changed(hook: str, value: Tensor) -> Tensor:
+        name = f"{path}.{hook}"
+        if name not in changes:
+            return value
+        new = changes[name](value, layer)
+        if not isinstance(new, Tensor) or new.shape != value.shape:
+            given = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else repr(new)
+            raise CoupledQKError(f"the change of {name} gave {given}: expected a tensor of shape {tuple(value.shape)}")
+        return new.to(value.dtype)
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        layer.rope = inputs[2] if len(inputs) > 2 else keywords.get("rope")
+
+    def before_dynamics(module: nn.Module, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        q, k = changed("hook_q", inputs[0]), changed("hook_k", inputs[1])
+        layer.q, layer.k = q.detach(), k.detach()
+        return q, k
+
+    def after_dynamics(module: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        q, k = changed("hook_evolved_q", outputs[0]), changed("hook_evolved_k", outputs[1])
+        layer.evolved_q, layer.evolved_k = q.detach(), k.detach()
+        return q, k
+
+    def before_scoring(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        q, k, v = (changed(hook, x) for hook, x in zip(("hook_rot_q", "hook_rot_k", "hook_v"), inputs, strict=False))
+        layer.scored_q, layer.scored_k, layer.v = (x.detach() for x in (q, k, v))
+        layer.mask, layer.causal = inputs[3:5]
+        return q, k, v, *inputs[3:]
+
+    def after_scoring(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        z = changed("hook_z", output)
+        layer.z = z.detach()
+        return z
+
+    yield attention.register_forward_pre_hook(enter, with_kwargs=True)
+    yield attention.dynamics.register_forward_pre_hook(before_dynamics)
+    yield attention.dynamics.register_forward_hook(after_dynamics)
+    yield attention.scoring.register_forward_pre_hook(before_scoring)
+    yield attention.scoring.register_forward_hook(after_scoring)

@@ -26,6 +26,7 @@ MOTION_COLUMNS = {
     "k_moved": "k moved",
     "q_turned": "q turned",
     "k_turned": "k turned",
+    "attention_moved": "attention moved",
     "volume_change": "|det J|−1",
     "energy": "energy",
     "energy_drift": "its drift",
