@@ -1,4 +1,4 @@
-"""Models of transformers, tiny, one of each architecture that can be coupled."""
+"""Tiny models of transformers: 32 wide, two layers, 64 tokens, one for each architecture that can be coupled."""
 
 import copy
 import functools
@@ -12,48 +12,77 @@ transformers: Any = pytest.importorskip("transformers")
 
 from coupledqk.hf.couple import couple  # noqa: E402
 
-COMMON = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "initializer_range": 0.4}
-SMALL = {
-    **COMMON,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
+SMALL: dict[str, Any] = {
+    **{"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "initializer_range": 0.4},
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "block_size"), 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_shared_experts", "n_shared_experts"), 1),
+    **{"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 6, "init_std": 0.4, "rotary_dim": 4},
+    **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_d_ssm": 64, "mamba_n_groups": 1},
 }
-GROUPED = {**SMALL, "num_key_value_heads": 2}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "cohere": GROUPED | {"use_qk_norm": True},
-    "gemma2": GROUPED | {"head_dim": 8, "sliding_window": 6},
-    "gemma3": GROUPED | {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-    "gpt2": COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "gpt_neox": SMALL,
-    "granite": GROUPED,
-    "llama": GROUPED,
-    "ministral": GROUPED | {"head_dim": 8},
-    "mistral": GROUPED | {"sliding_window": 6},
-    "mixtral": GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1},
-    "olmo2": GROUPED,
-    "olmo3": GROUPED | {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-    "opt": SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.4},
-    "phi": GROUPED | {"partial_rotary_factor": 0.5},
-    "phi3": GROUPED,
-    "qwen2": GROUPED,
-    "qwen3": GROUPED | {"head_dim": 16},
-    "qwen3_moe": GROUPED | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
-    "smollm3": GROUPED | {"no_rope_layers": [1, 0]},
-    "stablelm": GROUPED | {"partial_rotary_factor": 0.25},
-    "starcoder2": GROUPED,
+"""Settings under all the names that configurations have for them."""
+
+HYBRID = ["linear_attention", "full_attention"]
+SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": HYBRID},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1, "expert_layer_offset": 0},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 16},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "zaya": {"num_experts_per_tok": 1},
+    **dict.fromkeys(
+        "bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm roc_bert xlm-roberta "
+        "xlm-roberta-xl".split(),
+        {"is_decoder": True},
+    ),
 }
-every_architecture = pytest.mark.parametrize("architecture", CONFIGS)
+"""Settings of single architectures."""
+
+ARCHITECTURES = (
+    "afmoe apertus arcee aria_text beam bert bert-generation biogpt bitnet camembert cohere cohere2 cohere2_moe "
+    "ctrl cwm data2vec-text diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 "
+    "flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite "
+    "granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe "
+    "hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 "
+    "lfm2_moe lfm3 llama llama4_text mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral "
+    "ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt "
+    "persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next roberta "
+    "roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xlm-roberta "
+    "xlm-roberta-xl zaya"
+).split()
+"""transformers' names of those with a causal language model; the others in its list are refused, see docs/coupling.md."""
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
-@functools.cache
-def built(architecture: str) -> Any:
+def tiny_config(architecture: str, **settings: Any) -> Any:
+    """The default configuration with the small settings it knows; of lists with an entry a layer, the first and the last."""
+    kind = transformers.CONFIG_MAPPING[architecture]
+    default = kind()
+    depth = getattr(default, "num_hidden_layers", 0)
+    lists = {
+        name: [value[0], value[-1]]
+        for name, value in default.to_dict().items()
+        if isinstance(value, list) and len(value) == depth > 2
+    }
+    small = {name: value for name, value in SMALL.items() if hasattr(default, name)}
+    return kind(**small | lists | SPECIAL.get(architecture, {}) | settings)
+
+
+def tiny_model(architecture: str, auto: str = "AutoModelForCausalLM") -> Any:
     torch.manual_seed(0)
-    name = {"gemma3": "gemma3_text"}.get(architecture, architecture)
-    config = transformers.AutoConfig.for_model(name, **CONFIGS[architecture])
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    return getattr(transformers, auto).from_config(tiny_config(architecture)).eval()
+
+
+built = functools.cache(tiny_model)
 
 
 def fresh(architecture: str = "llama") -> Any:

@@ -8,7 +8,7 @@ from .versions import require_transformers
 require_transformers()
 
 from .adapters import load_coupling, merge_coupling, save_coupling  # noqa: E402
-from .checkpoints import load_coupled, warn_of_lost_couplings  # noqa: E402
+from .checkpoints import guard_checkpoints, load_coupled  # noqa: E402
 from .configuration import CoupledQKConfig  # noqa: E402
 from .couple import couple, uncouple  # noqa: E402
 from .diffllama import from_diffllama, to_diffllama  # noqa: E402
@@ -21,7 +21,7 @@ from .modeling import (  # noqa: E402
 )
 
 register()
-warn_of_lost_couplings()
+guard_checkpoints()
 
 __all__ = [
     "CoupledQKConfig",

@@ -3,15 +3,15 @@
 import tomllib
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import CoupledQKError
 from ..files import atomic_path, write_atomic
-from .couple import attach, build_couplings, coupled_modules
-from .settings import from_table, to_table
+from .couple import Verify, attach_verified, build_couplings, check_materialized, require_coupled
+from .settings import BUFFER, from_table, to_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,33 +24,38 @@ def save_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> None
     import tomli_w
     from safetensors.torch import save_file
 
-    couplings = {name: module.coupling for name, module in coupled_modules(model).items()}
-    dynamics = from_table(model.config.coupledqk, "the model's configuration")
+    modules = require_coupled(model)
+    dynamics = next(iter(modules.values())).coupling_dynamics
+    tensors = _tensors({name: module.coupling for name, module in modules.items()})
     with atomic_path(Path(folder) / WEIGHTS) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in _tensors(couplings).items()}, temporary)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     table = {"model_type": model.config.model_type, **to_table(dynamics)}
     write_atomic(Path(folder) / SETTINGS, tomli_w.dumps(table))
 
 
-def load_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> "PreTrainedModel":
+def load_coupling(
+    model: "PreTrainedModel", folder: str | PathLike[str], *, verify: Verify = "auto", **hub_options: Any
+) -> "PreTrainedModel":
     """Couples `model` as the model was that `save_coupling` has written `folder` from, and returns it.
 
-    All is checked before the model is touched.
+    `folder` may be the id of a repository on the hub; `hub_options` are revision, cache_dir, token and the like. All is
+    checked before the model is touched.
     """
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    for name in (SETTINGS, WEIGHTS):
-        if not (folder / name).is_file():
-            raise CoupledQKError(f"{folder} has no {name}: give a folder that save_coupling has written")
+    settings, weights = (_find(folder, name, hub_options) for name in (SETTINGS, WEIGHTS))
     try:
-        table = tomllib.loads((folder / SETTINGS).read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise CoupledQKError(f"{folder / SETTINGS} is not TOML: {error}") from None
-    dynamics = from_table(table, str(folder / SETTINGS))
+        table = tomllib.loads(settings.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CoupledQKError(f"{settings} is not TOML: {error}") from None
+    dynamics = from_table(table, str(settings))
+    check_materialized(model)
+    if table.get("model_type", model.config.model_type) != model.config.model_type:
+        raise CoupledQKError(
+            f"{folder} was saved from a model of type {table['model_type']!r}, and this {type(model).__name__} is of type "
+            f"{model.config.model_type!r}: load it into the model it was trained on"
+        )
     couplings = build_couplings(model, dynamics)
-    _fill(couplings, load_file(folder / WEIGHTS), folder)
-    attach(model, couplings, dynamics)
+    _fill(couplings, _read(weights), folder)
+    attach_verified(model, couplings, dynamics, verify)
     return model
 
 
@@ -63,16 +68,47 @@ def merge_coupling(model: "PreTrainedModel") -> NoReturn:
     )
 
 
+def _find(folder: Any, name: str, hub_options: dict[str, Any]) -> Path:
+    """The file in a local folder, or fetched from the hub."""
+    if not Path(folder).is_dir():
+        from transformers.utils import cached_file
+
+        try:
+            return Path(cached_file(str(folder), name, **hub_options) or "")
+        except OSError as error:
+            reason = str(error).splitlines()[0]
+            raise CoupledQKError(f"{folder} is neither a folder nor a coupling on the hub ({reason})") from None
+    if not (Path(folder) / name).is_file():
+        raise CoupledQKError(f"{folder} has no {name}: give a folder that save_coupling has written")
+    return Path(folder) / name
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CoupledQKError(f"{path} is damaged ({error}): save the coupling again") from None
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise CoupledQKError(f"{path} has NaN or infinite values in {name}: the training it came from has diverged")
+    return tensors
+
+
 def _tensors(couplings: dict[str, nn.Module]) -> dict[str, Tensor]:
+    """The settings have a file of their own."""
     return {
         f"{layer}.coupling.{name}": tensor
         for layer, coupling in couplings.items()
         for name, tensor in coupling.state_dict().items()
+        if name != BUFFER
     }
 
 
 @torch.no_grad()
-def _fill(couplings: dict[str, nn.Module], saved: dict[str, Tensor], folder: Path) -> None:
+def _fill(couplings: dict[str, nn.Module], saved: dict[str, Tensor], folder: Any) -> None:
     wanted = _tensors(couplings)
     if wanted.keys() != saved.keys():
         name = min(wanted.keys() ^ saved.keys())

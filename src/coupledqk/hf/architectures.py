@@ -1,89 +1,121 @@
-"""Which attention modules of transformers can be coupled, and why the others cannot.
+"""Which attention modules of a model can be coupled, why the others cannot, and what shape their heads have."""
 
-The list is closed: a module is coupled only if the tests hold it to its uncoupled self. One that merely looks alike could
-decode wrongly in silence.
-"""
-
-import sys
+import re
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..errors import CoupledQKError
+from .insertion import CoupledModule, NoSite, coupled_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ARCHITECTURES: dict[str, str] = {
-    "cohere": "CohereAttention",
-    "gemma2": "Gemma2Attention",
-    "gemma3": "Gemma3Attention",
-    "gpt2": "GPT2Attention",
-    "gpt_neox": "GPTNeoXAttention",
-    "granite": "GraniteAttention",
-    "llama": "LlamaAttention",
-    "ministral": "MinistralAttention",
-    "mistral": "MistralAttention",
-    "mixtral": "MixtralAttention",
-    "olmo2": "Olmo2Attention",
-    "olmo3": "Olmo3Attention",
-    "opt": "OPTAttention",
-    "phi": "PhiAttention",
-    "phi3": "Phi3Attention",
-    "qwen2": "Qwen2Attention",
-    "qwen3": "Qwen3Attention",
-    "qwen3_moe": "Qwen3MoeAttention",
-    "smollm3": "SmolLM3Attention",
-    "stablelm": "StableLmAttention",
-    "starcoder2": "Starcoder2Attention",
-}
-"""transformers' name of each architecture that can be coupled, with its attention class."""
+VERIFIED = frozenset(
+    """
+    AfmoeAttention ApertusAttention ArceeAttention AriaTextAttention BeamAttention BertGenerationSelfAttention
+    BertSelfAttention BioGptAttention BitNetAttention CamembertSelfAttention Cohere2Attention Cohere2MoeAttention
+    CohereAttention CwmAttention Data2VecTextSelfAttention DiffLlamaAttention DogeAttention Dots1Attention
+    ElectraSelfAttention Ernie4_5Attention Ernie4_5_MoeAttention ErnieSelfAttention Exaone4Attention
+    ExaoneMoeAttention FalconH1Attention FlexOlmoAttention FlintAttention GPT2Attention GPTBigCodeAttention
+    GPTNeoXAttention Gemma2Attention Gemma3Attention GemmaAttention Glm4Attention Glm4MoeAttention GlmAttention
+    GptOssAttention GraniteAttention GraniteMoeAttention GraniteMoeHybridAttention GraniteMoeSWAAttention
+    GraniteMoeSharedAttention GraniteSWAAttention HYV3Attention HeliumAttention HunYuanDenseV1Attention
+    HunYuanMoEV1Attention HyperCLOVAXAttention Inkling2FullAttention Inkling2SlidingAttention InklingAttention
+    Jais2Attention JambaAttention JetMoeAttention Kolibri1Attention LagunaAttention Lfm2Attention Lfm2MoeAttention
+    Lfm3Attention Llama4TextAttention LlamaAttention MellumAttention MiMoV2FlashAttention MiniMaxAttention
+    MiniMaxM2Attention MiniMaxM3VLAttention Ministral3Attention MinistralAttention MistralAttention MixtralAttention
+    ModernBertDecoderAttention MultiHeadAttention NanoChatAttention NemotronAttention OPTAttention Olmo2Attention
+    Olmo3Attention OlmoAttention OlmoHybridAttention OlmoeAttention PersimmonAttention Phi3Attention PhiAttention
+    PhimoeAttention Qwen2Attention Qwen2MoeAttention Qwen3Attention Qwen3MoeAttention Qwen3NextAttention
+    Qwen3_5Attention Qwen3_5MoeAttention RoCBertSelfAttention RobertaPreLayerNormSelfAttention RobertaSelfAttention
+    SeedOssAttention SmolLM3Attention SolarOpenAttention StableLmAttention Starcoder2Attention VaultGemmaAttention
+    XLMRobertaSelfAttention XLMRobertaXLSelfAttention ZayaAttention
+    """.split()
+)
+"""Attention classes of transformers that the tests verify; `couple` runs its self-check for others."""
 
-_CLASSES = {(f"transformers.models.{name}.modeling_{name}", kind): name for name, kind in ARCHITECTURES.items()}
+_ATTENTION = re.compile(r"(Attention|Attn|MLA)\d*$")
+_LINEAR = re.compile("(Delta|Lightning|TextLinear)Attention$")
+_CROSS = re.compile(r"(encoder_attn|cross_?attn|cross_?attention|EncDecAttention)$")
+
+
+def tower(model: "PreTrainedModel") -> "PreTrainedModel":
+    """The part whose attention is coupled: of a multimodal model, its text model; else the model itself."""
+    config = model.config
+    return model.get_decoder() if config.get_text_config(decoder=True) is not config else model
 
 
 def attention_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """Every attention module by name; an error unless all of them can be coupled."""
-    modules: dict[str, nn.Module] = dict(model.named_modules())
-    found = {name: module for name, module in modules.items() if type(module).__name__.endswith("Attention")}
-    for module in found.values():
-        obstacle = _obstacle(module)
+    """Every softmax attention module by name; an error unless all of them can be coupled.
+
+    Layers of linear attention and state spaces have no scores to move queries and keys for; they are left as they are.
+    """
+    inside = {id(module) for module in tower(model).modules()}
+    found = {
+        name: module for name, module in model.named_modules() if id(module) in inside and _is_softmax_attention(module)
+    }
+    for name, module in found.items():
+        obstacle = _obstacle(name, module)
         if obstacle:
-            raise CoupledQKError(
-                f"{type(model).__name__} cannot be coupled: its {type(module).__name__} {obstacle}. "
-                f"These architectures can: {', '.join(ARCHITECTURES)}"
-            )
+            raise CoupledQKError(f"{type(model).__name__} cannot be coupled: its {type(module).__name__} {obstacle}")
     if not found:
-        raise CoupledQKError(
-            f"{type(model).__name__} cannot be coupled: it has no attention module. "
-            f"These architectures can: {', '.join(ARCHITECTURES)}"
-        )
+        raise CoupledQKError(f"{type(model).__name__} cannot be coupled: it has no softmax attention module")
     return found
 
 
-def _obstacle(module: Any) -> str | None:
-    if getattr(module, "is_cross_attention", False):
+def is_verified(module: nn.Module) -> bool:
+    kind = module.uncoupled_class if isinstance(module, CoupledModule) else type(module)
+    return kind.__module__.startswith("transformers.models.") and kind.__name__ in VERIFIED
+
+
+def _is_softmax_attention(module: nn.Module) -> bool:
+    """By its class's name; a module that only wraps another one, as BertAttention does, is not meant."""
+    inner = (child for child in module.modules() if child is not module)
+    name = type(module).__name__
+    return bool(_ATTENTION.search(name)) and not _LINEAR.search(name) and not any(map(_is_named_attention, inner))
+
+
+def _is_named_attention(module: nn.Module) -> bool:
+    return bool(_ATTENTION.search(type(module).__name__))
+
+
+def _obstacle(name: str, module: Any) -> str | None:
+    if getattr(module, "is_cross_attention", False) or _CROSS.search(name) or "CrossAttention" in type(module).__name__:
         return "is cross-attention, where queries and keys belong to different tokens"
-    if (type(module).__module__, type(module).__name__) in _CLASSES:
-        # GPT-2 computes this one itself, past the attention interface
-        upcast = getattr(module, "reorder_and_upcast_attn", False)
-        return "has reorder_and_upcast_attn set, which goes past the attention interface" if upcast else None
-    if hasattr(module, "kv_lora_rank"):
+    if hasattr(module, "kv_lora_rank") or type(module).__name__.endswith("MLA"):
         return "is latent attention (MLA): its keys are rebuilt from a compressed cache"
     if hasattr(module, "is_kv_shared_layer") or hasattr(module, "kv_shared_layer_index"):
         return "takes its keys from another layer"
-    if not hasattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS"):
-        return "does not use transformers' attention interface, so nothing can be put before its scores"
-    return "is not among those tested"
+    if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
+        return "has a forward that was replaced on the instance: couple the model first"
+    try:
+        coupled_class(module.uncoupled_class if isinstance(module, CoupledModule) else type(module))
+        head_shape(module)
+    except NoSite as obstacle:
+        return str(obstacle)
+    return None
 
 
 def head_shape(module: Any) -> tuple[int, int]:
     """Width of a head and number of key heads."""
-    config = module.config
-    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return getattr(module, "head_dim", None) or module.head_size, key_heads
+    config = getattr(module, "config", None)
+    width = _first(module, "head_dim", "head_size", "attention_head_size", "attn_head_size")
+    heads = _first(module, "num_attention_heads", "num_heads") or _first(
+        config, "num_attention_heads", "n_heads", "n_head"
+    )
+    key_heads = (
+        _first(module, "num_key_value_heads", "num_kv_heads", "kv_heads")
+        or _first(config, "num_key_value_heads")
+        or heads
+    )
+    keys = next((getattr(module, name) for name in ("k_proj", "key", "to_k") if hasattr(module, name)), None)
+    if width and isinstance(getattr(keys, "out_features", None), int):
+        key_heads = keys.out_features // width
+    if not isinstance(width, int) or not isinstance(key_heads, int):
+        raise NoSite("does not say how many heads it has and how wide they are")
+    return width, key_heads
 
 
-def rotates(module: Any) -> bool:
-    """Whether the module turns its queries and keys by the positions it is given; SmolLM3 has layers that do not."""
-    return bool(getattr(module, "use_rope", True))
+def _first(owner: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)

@@ -1,87 +1,153 @@
 """Whole coupled models in files: what `save_pretrained` writes, loaded with its coupling, and never silently without it."""
 
+import contextlib
 import functools
-import json
 import warnings
+from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ..config import DynamicsConfig
 from ..errors import CoupledQKError
-from .couple import attach, build_couplings, is_coupled
-from .settings import from_table, unmark
+from .architectures import attention_modules
+from .couple import Verify, attach, build_couplings, coupled_modules, verify_attached
+from .settings import BUFFER, from_table, record, to_table
 from .versions import require_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+MARK = "coupledqk"
+"""The entry of config.json that says that a model is coupled, and how."""
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
 class LostCouplingWarning(UserWarning):
     """A coupled model was loaded without its coupling."""
 
 
-def load_coupled(folder: str | PathLike[str], **kwargs: Any) -> "PreTrainedModel":
-    """Loads what `save_pretrained` has written of a coupled model, with its coupling.
+def load_coupled(folder: str | PathLike[str], *, verify: Verify = "auto", **kwargs: Any) -> "PreTrainedModel":
+    """Loads what `save_pretrained` has written of a coupled model, with its coupling, from a folder or from the hub.
 
-    `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, ...
+    `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, revision, ...
     """
     require_transformers()
-    kind, dynamics = _read_config(Path(folder))
+    kind, table = _read_config(folder, kwargs)
+    dynamics = from_table(table, f"{folder}: config.json")
 
     # Coupled as soon as it is built, the model takes the coupling's weights from the files like any others.
     def build_coupled(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
-        attach(self, build_couplings(self, dynamics), dynamics)
+        attach(self, build_couplings(self, dynamics, table.get("modules")), dynamics)
 
     coupled = type(kind.__name__, (kind,), {"__init__": build_coupled, "__module__": kind.__module__})
     model, info = coupled.from_pretrained(folder, output_loading_info=True, **kwargs)
     model.__class__ = kind
-    missing = sorted(name for name in info["missing_keys"] if ".coupling." in name)
-    if missing:
-        raise CoupledQKError(f"{folder} lacks weights of its coupling, {missing[0]} for one: save the model again")
+    _check_weights(model, dynamics, info["missing_keys"], folder)
+    verify_attached(model, dynamics, verify)
     return model
 
 
-def _read_config(folder: Path) -> tuple[Any, Any]:
-    """The model's class and the dynamics, by config.json."""
+def _check_weights(model: Any, dynamics: DynamicsConfig, missing: Any, folder: Any) -> None:
+    lacking = sorted(name for name in missing if ".coupling." in name and not name.endswith(f".{BUFFER}"))
+    if lacking:
+        raise CoupledQKError(f"{folder} lacks weights of its coupling, {lacking[0]} for one: save the model again")
+    for name, module in coupled_modules(model).items():
+        record(module.coupling, dynamics)  # an older checkpoint has no settings beside the weights
+        module.coupling.to(next(module.coupling.parameters()).device)
+        for parameter, tensor in module.coupling.named_parameters():
+            if not tensor.is_meta and not torch.isfinite(tensor).all():
+                raise CoupledQKError(
+                    f"{folder} has NaN or infinite weights in {name}.coupling.{parameter}: it is damaged"
+                )
+
+
+def _read_config(folder: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model's class and the table of its coupling, by config.json."""
     import transformers
 
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CoupledQKError(f"{folder} has no config.json: give a local folder that model.save_pretrained has written")
-    config = json.loads(path.read_text())
-    if "coupledqk" not in config:
+    options = {name: options[name] for name in HUB_OPTIONS if name in options}
+    try:
+        config, _ = transformers.PreTrainedConfig.get_config_dict(folder, **options)
+    except (OSError, ValueError) as error:
+        raise CoupledQKError(f"the config.json of {folder} cannot be read: {str(error).splitlines()[0]}") from None
+    if not config:
+        raise CoupledQKError(
+            f"{folder} has no config.json: give a folder that model.save_pretrained has written, or the id of a model on the hub"
+        )
+    if MARK not in config:
         raise CoupledQKError(
             f"{folder} is not of a coupled model: load it with from_pretrained, and call couple(model) to couple it"
         )
     name = (config.get("architectures") or [""])[0]
     if not hasattr(transformers, name):
-        raise CoupledQKError(f"{path} names no model class of transformers ({name!r}): save the model again")
-    return getattr(transformers, name), from_table(config["coupledqk"], str(path))
+        raise CoupledQKError(
+            f"{folder}: config.json names no model class of transformers ({name!r}): save the model again"
+        )
+    return getattr(transformers, name), config[MARK]
 
 
-def warn_of_lost_couplings() -> None:
-    """From now on `from_pretrained` warns when it leaves out the coupling of a coupled model. It does nothing else."""
+@contextlib.contextmanager
+def marked(model: "PreTrainedModel") -> Iterator[None]:
+    """While it lasts, the configuration says that the model is coupled, whichever part of it `couple` was given."""
+    modules = coupled_modules(model)
+    if not modules:
+        yield
+        return
+    dynamics = next(iter(modules.values())).coupling_dynamics
+    if any(module.coupling_dynamics != dynamics for module in modules.values()):
+        raise CoupledQKError(
+            "parts of this model are coupled in different ways, which config.json cannot say: save the parts"
+        )
+    table = {**to_table(dynamics), "load_with": "coupledqk.hf.load_coupled"}
+    if not _is_default(model, list(modules)):
+        table["modules"] = list(modules)
+    setattr(model.config, MARK, table)
+    try:
+        yield
+    finally:
+        delattr(model.config, MARK)
+
+
+def _is_default(model: "PreTrainedModel", names: list[str]) -> bool:
+    try:
+        return list(attention_modules(model)) == names
+    except CoupledQKError:
+        return False
+
+
+def guard_checkpoints() -> None:
+    """From now on `save_pretrained` marks coupled models, and `from_pretrained` warns when it leaves a coupling out."""
     from transformers import PreTrainedModel
 
-    plain = PreTrainedModel.from_pretrained.__func__
-    if hasattr(plain, "warns_of_lost_couplings"):
+    load, save = PreTrainedModel.from_pretrained.__func__, PreTrainedModel.save_pretrained
+    if hasattr(load, "guards_couplings"):
         return
 
-    @functools.wraps(plain)
+    @functools.wraps(load)
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = plain(cls, *args, **kwargs)
+        loaded = load(cls, *args, **kwargs)
         _warn_if_lost(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
 
-    from_pretrained.warns_of_lost_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
+    @functools.wraps(save)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with marked(self):
+            return save(self, *args, **kwargs)
+
+    from_pretrained.guards_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
     PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedModel.save_pretrained = save_pretrained
 
 
 def _warn_if_lost(model: "PreTrainedModel") -> None:
+    if not hasattr(model.config, MARK):
+        return
+    delattr(model.config, MARK)
     folder = model.name_or_path
-    if hasattr(model.config, "coupledqk") and not any(is_coupled(module) for module in model.modules()):
-        unmark(model)
+    if not coupled_modules(model):
         warnings.warn(
             f"{folder} holds a coupled model, and from_pretrained has left its coupling out: what you have now is another "
             f"model. Load it with coupledqk.hf.load_coupled({folder!r})",

@@ -4,10 +4,11 @@ Each attention module gets a submodule `coupling`, our dynamics, between its pro
 one) and RoPE. It starts as the exact identity, so the model computes what it did until the coupling is trained.
 """
 
-import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 
 from ..config import DynamicsConfig
@@ -16,33 +17,59 @@ from ..errors import CoupledQKError, unknown
 from ..schema import change
 from ..variants import VARIANTS
 from .architectures import attention_modules, head_shape
-from .interception import NAME, CoupledView, Intercept, coupled_attention
-from .settings import mark, unmark
+from .insertion import CoupledModule, coupled_class
+from .settings import record
 from .versions import require_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Verify = Literal["auto", "always", "never"]
 
-def couple(model: "PreTrainedModel", variant: str = "euler", **settings: Any) -> "PreTrainedModel":
+
+def couple(
+    model: "PreTrainedModel", variant: str = "euler", *, verify: Verify = "auto", **settings: Any
+) -> "PreTrainedModel":
     """Adds coupled dynamics to every attention module of `model`, in place, and returns it.
 
     `variant` names the dynamics and `settings` change them: `couple(model, "hamiltonian", n_steps=1)`. The outputs stay the
     same to the bit until the new parameters are trained. What was frozen stays frozen; the new parameters are not.
+
+    With `verify="auto"` an attention class that is not among the tested ones is checked first (see `coupledqk.hf.verify`), with
+    "always" every class is, with "never" none. A model that fails is refused and left as it was.
     """
     dynamics = dynamics_of(variant, settings)
-    attach(model, build_couplings(model, dynamics), dynamics)
+    check_materialized(model)
+    attach_verified(model, build_couplings(model, dynamics), dynamics, verify)
     return model
 
 
 def uncouple(model: "PreTrainedModel") -> "PreTrainedModel":
     """Takes the coupling out again, with its parameters, and returns the model."""
-    for module in coupled_modules(model).values():
-        module._coupling_hook.remove()
-        module.config = module.config.original
-        del module.coupling, module._coupling_hook
-    unmark(model)
+    for module in require_coupled(model).values():
+        change_class(module, module.uncoupled_class)
+        del module.coupling, module.coupling_dynamics
     return model
+
+
+def attach_verified(
+    model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: DynamicsConfig, verify: Verify
+) -> None:
+    """Attaches the couplings; if the self-check fails, the model is as it was."""
+    attach(model, couplings, dynamics)
+    try:
+        verify_attached(model, dynamics, verify)
+    except CoupledQKError:
+        uncouple(model)
+        raise
+
+
+def verify_attached(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify) -> None:
+    from .verify import check_architecture, check_layer, needs_check
+
+    if needs_check(coupled_modules(model).values(), verify):
+        check_architecture(model, dynamics)
+        check_layer(model)
 
 
 def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
@@ -63,45 +90,58 @@ def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
     return dynamics if METHODS[dynamics.method].starts_as_identity else dataclasses.replace(dynamics, gate=True)
 
 
-def build_couplings(model: "PreTrainedModel", dynamics: DynamicsConfig) -> dict[str, nn.Module]:
-    """A coupling for each attention module, by the module's name, like it in dtype and device; not attached yet."""
-    _check_model(model)
+def build_couplings(
+    model: "PreTrainedModel", dynamics: DynamicsConfig, names: list[str] | None = None
+) -> dict[str, nn.Module]:
+    """A coupling for each attention module, or for those named, like it in dtype and device; not attached yet."""
+    check_model(model)
+    modules = attention_modules(model) if names is None else {name: model.get_submodule(name) for name in names}
+    if any(map(is_coupled, modules.values())):
+        raise CoupledQKError(f"this {type(model).__name__} is coupled already: call uncouple(model) first")
     couplings = {}
-    for name, module in attention_modules(model).items():
-        if isinstance(module.config, CoupledView):
-            raise CoupledQKError(f"this {type(model).__name__} is coupled already: call uncouple(model) first")
+    for name, module in modules.items():
         coupling = build_dynamics(dynamics, *head_shape(module))
-        couplings[name] = coupling.to(next(module.parameters()).device, model.dtype).train(module.training)
+        record(coupling, dynamics)
+        couplings[name] = coupling.to(_device(module), _dtype(model)).train(module.training)
     return couplings
 
 
 def attach(model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: DynamicsConfig) -> None:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, coupled_attention)
-    _give_own_config(model)
     for name, coupling in couplings.items():
         module: Any = model.get_submodule(name)
-        module.coupling = coupling
-        module.config = CoupledView(module.config)
-        module._coupling_hook = module.register_forward_pre_hook(Intercept(module), with_kwargs=True)
-    mark(model, dynamics)
+        module.coupling, module.coupling_dynamics = coupling, dynamics
+        change_class(module, coupled_class(type(module)))
 
 
-def coupled_modules(model: "PreTrainedModel") -> dict[str, Any]:
-    """The coupled attention modules by name; an error if there are none."""
-    _check_model(model)
-    found = {name: module for name, module in model.named_modules() if is_coupled(module)}
+def coupled_modules(model: nn.Module) -> dict[str, Any]:
+    """The coupled attention modules by name; none in a model that is not coupled."""
+    return {name: module for name, module in model.named_modules() if is_coupled(module)}
+
+
+def require_coupled(model: "PreTrainedModel") -> dict[str, Any]:
+    """As `coupled_modules`; an error if there are none."""
+    check_model(model)
+    found = coupled_modules(model)
     if not found:
         raise CoupledQKError(f"this {type(model).__name__} is not coupled: call couple(model) first")
     return found
 
 
 def is_coupled(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "config", None), CoupledView)
+    return isinstance(module, CoupledModule)
 
 
-def _check_model(model: Any) -> None:
+def check_materialized(model: "PreTrainedModel") -> None:
+    """Offloaded weights are on the meta device between uses, and have a hook that brings them back."""
+    check_model(model)
+    hooked = {id(p) for m in model.modules() if hasattr(m, "_hf_hook") for p in m.parameters()}
+    if any(p.is_meta and id(p) not in hooked for p in model.parameters()):
+        raise CoupledQKError(
+            f"this {type(model).__name__} is on the meta device and has no weights: load them, then couple"
+        )
+
+
+def check_model(model: Any) -> None:
     require_transformers()
     from transformers import PreTrainedModel
 
@@ -111,9 +151,24 @@ def _check_model(model: Any) -> None:
         raise CoupledQKError(f"a {type(model).__name__} is not a model of transformers: {remedy}")
 
 
-def _give_own_config(model: "PreTrainedModel") -> None:
-    """Other models may have been built from the same configuration object; they keep it."""
-    shared, own = model.config, copy.deepcopy(model.config)
-    for module in model.modules():
-        if vars(module).get("config") is shared:
-            vars(module)["config"] = own
+def change_class(module: Any, kind: type[nn.Module]) -> None:
+    """Also where accelerate has put the bound `forward` of the old class behind a hook of its own."""
+    old = type(module).forward
+    module.__class__ = kind
+    for name, value in list(vars(module).items()):
+        if isinstance(value, types.MethodType) and value.__func__ is old:
+            setattr(module, name, types.MethodType(kind.forward, module))
+
+
+def _device(module: Any) -> torch.device:
+    """Where the module computes, which for offloaded weights is not where they are kept."""
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    matrix = next(p for p in module.parameters() if p.ndim > 1)
+    return matrix.device if device is None else torch.device(device)
+
+
+def _dtype(model: "PreTrainedModel") -> torch.dtype:
+    """That of the model's activations; quantized weights have another."""
+    usual = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    return next((dtype for dtype in (model.dtype, *(p.dtype for p in model.parameters())) if dtype in usual), usual[0])

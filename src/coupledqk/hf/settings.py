@@ -1,17 +1,22 @@
-"""The settings of a coupling in files: a table that names its format, in config.json and beside an adapter's weights."""
+"""The settings of a coupling in files: a table in config.json and coupling.toml, and a tensor beside the coupling's weights.
+
+The tensor goes wherever the weights go, PEFT's adapters included, so that weights are never loaded into other dynamics.
+"""
 
 import dataclasses
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from ..config import DynamicsConfig
 from ..errors import CoupledQKError
 from ..schema import from_dict
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 FORMAT = 1
+BUFFER = "settings"
 
 
 def to_table(dynamics: DynamicsConfig) -> dict[str, Any]:
@@ -30,10 +35,38 @@ def from_table(table: Any, where: str) -> DynamicsConfig:
     return from_dict(DynamicsConfig, table["dynamics"], f"{where}: dynamics.")
 
 
-def mark(model: "PreTrainedModel", dynamics: DynamicsConfig) -> None:
-    """Lets the config.json that `save_pretrained` writes say that the model is coupled, and how it is loaded."""
-    model.config.coupledqk = {**to_table(dynamics), "load_with": "coupledqk.hf.load_coupled"}
+def record(coupling: nn.Module, dynamics: DynamicsConfig) -> None:
+    """Adds the tensor of settings to a coupling, which from then on refuses to load weights of other dynamics."""
+    data = json.dumps(to_table(dynamics)).encode()
+    coupling.register_buffer(BUFFER, torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
+    coupling.register_load_state_dict_pre_hook(_check_recorded)
 
 
-def unmark(model: "PreTrainedModel") -> None:
-    delattr(model.config, "coupledqk")
+def recorded(tensor: Tensor, where: str) -> DynamicsConfig:
+    try:
+        table = json.loads(bytes(tensor.tolist()))
+    except ValueError:
+        raise CoupledQKError(
+            f"{where} does not hold the settings of a coupling: save the coupled model again"
+        ) from None
+    return from_table(table, where)
+
+
+def check_same(saved: DynamicsConfig, dynamics: DynamicsConfig, what: str) -> None:
+    """Raises with the first setting that differs."""
+    for field in dataclasses.fields(DynamicsConfig):
+        theirs, ours = getattr(saved, field.name), getattr(dynamics, field.name)
+        if theirs != ours:
+            raise CoupledQKError(
+                f"{what} belongs to a coupling with {field.name}={theirs!r}, and this model is coupled with "
+                f"{field.name}={ours!r}: couple the model as the one it was saved from"
+            )
+
+
+def _check_recorded(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    name = prefix + BUFFER
+    if name in state_dict:
+        ours = recorded(module.get_buffer(BUFFER), "the model")
+        check_same(recorded(state_dict[name], name), ours, f"the saved {prefix.removesuffix('.')}")
+    elif any(key.startswith(prefix) for key in state_dict):  # saved before settings were recorded
+        state_dict[name] = module.get_buffer(BUFFER)

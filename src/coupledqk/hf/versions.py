@@ -1,4 +1,4 @@
-"""Which transformers this room is written for, and how to have it silent."""
+"""The supported versions of transformers, and a way to silence its progress bars and remarks."""
 
 import contextlib
 import importlib.metadata
@@ -16,8 +16,9 @@ def require_transformers() -> None:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
         raise CoupledQKError("transformers is not installed: pip install 'coupledqk[hf]'") from None
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if not OLDEST <= (major, minor) < BEFORE:
+    from packaging.version import Version  # transformers depends on it
+
+    if not OLDEST <= Version(version).release[:2] < BEFORE:
         raise CoupledQKError(
             f"transformers {version} is installed, but coupledqk.hf needs at least {OLDEST[0]}.{OLDEST[1]} and below "
             f"{BEFORE[0]}: pip install 'coupledqk[hf]'"
