@@ -29,6 +29,9 @@ SMALL: dict[str, Any] = {
 }
 """Settings under all the names that configurations have for them."""
 
+_DECODING_ENCODERS = """
+    bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl
+"""
 HYBRID = ["linear_attention", "full_attention"]
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -39,26 +42,23 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 16},
     "smollm3": {"no_rope_layers": [1, 0]},
     "zaya": {"num_experts_per_tok": 1},
-    **dict.fromkeys(
-        "bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm roc_bert xlm-roberta "
-        "xlm-roberta-xl".split(),
-        {"is_decoder": True},
-    ),
+    **{name: {"is_decoder": True} for name in _DECODING_ENCODERS.split()},
 }
 """Settings of single architectures."""
 
-ARCHITECTURES = (
-    "afmoe apertus arcee aria_text beam bert bert-generation biogpt bitnet camembert cohere cohere2 cohere2_moe "
-    "ctrl cwm data2vec-text diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1 "
-    "flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite "
-    "granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe "
-    "hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2 "
-    "lfm2_moe lfm3 llama llama4_text mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral "
-    "ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt "
-    "persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next roberta "
-    "roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xlm-roberta "
-    "xlm-roberta-xl zaya"
-).split()
+_NAMES = """
+    afmoe apertus arcee aria_text beam bert bert-generation biogpt bitnet camembert cohere cohere2 cohere2_moe
+    cwm data2vec-text diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1
+    flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite
+    granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
+    hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2
+    lfm2_moe lfm3 llama llama4_text mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral
+    ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt
+    persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next roberta
+    roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xlm-roberta
+    xlm-roberta-xl zaya
+"""
+ARCHITECTURES = _NAMES.split()
 """transformers' names of those with a causal language model; the others in its list are refused, see docs/coupling.md."""
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 

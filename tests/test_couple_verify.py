@@ -1,4 +1,4 @@
-"""The self-check of `couple`: a right architecture that nobody has tested passes, and every silent failure is refused by name."""
+"""The self-check of `couple`: untested architectures that are right pass, and every silent failure is refused by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -88,13 +88,13 @@ class NoEffectAttention(llama.LlamaAttention):
 def model_of(attention: type[Any]) -> Any:
     """A model whose class builds that attention, as the self-check needs it."""
 
-    def __init__(self: Any, config: Any) -> None:
+    def build(self: Any, config: Any) -> None:
         llama.LlamaModel.__init__(self, config)
         for layer in self.layers:
             layer.self_attn.__class__ = attention
 
     torch.manual_seed(0)
-    return type("NewModel", (llama.LlamaModel,), {"__init__": __init__})(tiny_config("llama")).eval()
+    return type("NewModel", (llama.LlamaModel,), {"__init__": build})(tiny_config("llama")).eval()
 
 
 @torch.no_grad()

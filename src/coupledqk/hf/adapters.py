@@ -71,7 +71,7 @@ def merge_coupling(model: "PreTrainedModel") -> NoReturn:
 def _find(folder: Any, name: str, hub_options: dict[str, Any]) -> Path:
     """The file in a local folder, or fetched from the hub."""
     if not Path(folder).is_dir():
-        from transformers.utils import cached_file
+        from transformers.utils.hub import cached_file
 
         try:
             return Path(cached_file(str(folder), name, **hub_options) or "")

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..errors import CoupledQKError
-from .insertion import CoupledModule, NoSite, coupled_class
+from .insertion import CoupledModule, InsertionError, coupled_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VERIFIED = frozenset(
-    """
+_VERIFIED = """
     AfmoeAttention ApertusAttention ArceeAttention AriaTextAttention BeamAttention BertGenerationSelfAttention
     BertSelfAttention BioGptAttention BitNetAttention CamembertSelfAttention Cohere2Attention Cohere2MoeAttention
     CohereAttention CwmAttention Data2VecTextSelfAttention DiffLlamaAttention DogeAttention Dots1Attention
@@ -25,14 +24,14 @@ VERIFIED = frozenset(
     Jais2Attention JambaAttention JetMoeAttention Kolibri1Attention LagunaAttention Lfm2Attention Lfm2MoeAttention
     Lfm3Attention Llama4TextAttention LlamaAttention MellumAttention MiMoV2FlashAttention MiniMaxAttention
     MiniMaxM2Attention MiniMaxM3VLAttention Ministral3Attention MinistralAttention MistralAttention MixtralAttention
-    ModernBertDecoderAttention MultiHeadAttention NanoChatAttention NemotronAttention OPTAttention Olmo2Attention
+    ModernBertDecoderAttention NanoChatAttention NemotronAttention OPTAttention Olmo2Attention
     Olmo3Attention OlmoAttention OlmoHybridAttention OlmoeAttention PersimmonAttention Phi3Attention PhiAttention
     PhimoeAttention Qwen2Attention Qwen2MoeAttention Qwen3Attention Qwen3MoeAttention Qwen3NextAttention
     Qwen3_5Attention Qwen3_5MoeAttention RoCBertSelfAttention RobertaPreLayerNormSelfAttention RobertaSelfAttention
     SeedOssAttention SmolLM3Attention SolarOpenAttention StableLmAttention Starcoder2Attention VaultGemmaAttention
     XLMRobertaSelfAttention XLMRobertaXLSelfAttention ZayaAttention
-    """.split()
-)
+"""
+VERIFIED = frozenset(_VERIFIED.split())
 """Attention classes of transformers that the tests verify; `couple` runs its self-check for others."""
 
 _ATTENTION = re.compile(r"(Attention|Attn|MLA)\d*$")
@@ -52,7 +51,7 @@ def attention_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
     Layers of linear attention and state spaces have no scores to move queries and keys for; they are left as they are.
     """
     inside = {id(module) for module in tower(model).modules()}
-    found = {
+    found: dict[str, nn.Module] = {
         name: module for name, module in model.named_modules() if id(module) in inside and _is_softmax_attention(module)
     }
     for name, module in found.items():
@@ -92,7 +91,7 @@ def _obstacle(name: str, module: Any) -> str | None:
     try:
         coupled_class(module.uncoupled_class if isinstance(module, CoupledModule) else type(module))
         head_shape(module)
-    except NoSite as obstacle:
+    except InsertionError as obstacle:
         return str(obstacle)
     return None
 
@@ -109,11 +108,11 @@ def head_shape(module: Any) -> tuple[int, int]:
         or _first(config, "num_key_value_heads")
         or heads
     )
-    keys = next((getattr(module, name) for name in ("k_proj", "key", "to_k") if hasattr(module, name)), None)
+    keys: Any = next((getattr(module, name) for name in ("k_proj", "key", "to_k") if hasattr(module, name)), None)
     if width and isinstance(getattr(keys, "out_features", None), int):
         key_heads = keys.out_features // width
     if not isinstance(width, int) or not isinstance(key_heads, int):
-        raise NoSite("does not say how many heads it has and how wide they are")
+        raise InsertionError("does not say how many heads it has and how wide they are")
     return width, key_heads
 
 

@@ -75,7 +75,7 @@ def _read_config(folder: Any, options: dict[str, Any]) -> tuple[Any, dict[str, A
         raise CoupledQKError(f"the config.json of {folder} cannot be read: {str(error).splitlines()[0]}") from None
     if not config:
         raise CoupledQKError(
-            f"{folder} has no config.json: give a folder that model.save_pretrained has written, or the id of a model on the hub"
+            f"{folder} has no config.json: give a folder that model.save_pretrained has written, or a model id on the hub"
         )
     if MARK not in config:
         raise CoupledQKError(

@@ -1,8 +1,8 @@
 """The one line that couples an attention module of transformers, inserted into the source of its `forward`.
 
 A module projects (and normalises) queries and keys, rotates them (RoPE), updates the cache, and calls an attention function.
-The coupling belongs before the rotation, and its keys belong into the cache. So a coupled module is an instance of a subclass whose
-`forward` is the class's own source with one statement inserted before the first of these three:
+The coupling belongs before the rotation, and its keys belong into the cache. So a coupled module is an instance of a subclass
+whose `forward` is the class's own source with one statement inserted before the first of these three:
 
     query_states, key_states = self.couple_heads(query_states, key_states)
 
@@ -28,7 +28,7 @@ ROTATION = re.compile("rot|rope")
 """Matches the names of the functions that apply RoPE: apply_rotary_pos_emb, apply_rotary_emb, ..."""
 
 
-class NoSite(Exception):
+class InsertionError(Exception):
     """The source of an attention class has no place where the line is known to be right; the message says why."""
 
 
@@ -53,13 +53,13 @@ class CoupledModule:
 
 
 def _new(kind: type[nn.Module]) -> Any:
-    subclass = coupled_class(kind)
+    subclass: Any = coupled_class(kind)
     return subclass.__new__(subclass)
 
 
 @functools.cache
 def coupled_class(kind: type[nn.Module]) -> type[Any]:
-    """The subclass with the inserted line; raises `NoSite` where there is no place for it."""
+    """The subclass with the inserted line; raises `InsertionError` where there is no place for it."""
     function = _parse(kind)
     site = find_site(function)
     site.block.insert(site.index, _statement(site))
@@ -87,9 +87,11 @@ class Site:
 
 def find_site(function: ast.FunctionDef) -> Site:
     """Before the first rotation, cache update or attention call, once both the query and the key exist."""
-    attention = next(filter(_is_attention_call, ast.walk(function)), None)
+    attention: Any = next(filter(_is_attention_call, ast.walk(function)), None)
     if attention is None:
-        raise NoSite("does not use transformers' attention interface, so there is no known place for the coupling")
+        raise InsertionError(
+            "does not use transformers' attention interface, so there is no known place for the coupling"
+        )
     query, key = (argument.id for argument in attention.args[1:3])
     derived = _derived_names(function, {query, key})
     found: set[str] = set()
@@ -98,7 +100,7 @@ def find_site(function: ast.FunctionDef) -> Site:
         if {query, key} <= found:
             index = _before_slices(block, index, derived - {query, key})
             return Site(query, key, block, index, not _transposes(block[index:], query))
-    raise NoSite(f"does not have its {query!r} and {key!r} before it rotates or caches them")
+    raise InsertionError(f"does not have its {query!r} and {key!r} before it rotates or caches them")
 
 
 def _is_attention_call(node: ast.AST) -> bool:
@@ -183,16 +185,16 @@ def _statement(site: Site) -> ast.stmt:
 
 def _parse(kind: type[nn.Module]) -> ast.FunctionDef:
     if kind.forward.__code__.co_freevars:
-        raise NoSite("has a forward with a closure, which cannot be compiled again")
+        raise InsertionError("has a forward with a closure, which cannot be compiled again")
     try:
         lines, first = inspect.getsourcelines(kind.forward)
     except (OSError, TypeError):
-        raise NoSite("has no readable source code") from None
+        raise InsertionError("has no readable source code") from None
     tree = ast.parse(textwrap.dedent("".join(lines)))
     ast.increment_lineno(tree, first - 1)
     (function,) = tree.body
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
-        raise NoSite("has a decorated forward")
+        raise InsertionError("has a decorated forward")
     return function
 
 

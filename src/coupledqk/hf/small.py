@@ -25,8 +25,8 @@ _WIDTHS = {  # outside of attention
 
 
 def small_model(model: "PreTrainedModel") -> Any:
-    """The same architecture without its head: the heads, RoPE, norms and kinds of layers of the model, few of them, random weights."""
-    base = tower(model).base_model
+    """The architecture without its head: the heads, RoPE, norms and kinds of layers of the model, with random weights."""
+    base: Any = tower(model).base_model
     attention = "sdpa" if base._supports_sdpa else "eager"
     try:
         small = type(base)._from_config(small_config(base.config, _WIDTHS), attn_implementation=attention)

@@ -39,7 +39,7 @@ TOLERANCE = 1e-3
 PADDING, SHIFT = 4, 19
 
 
-class CheckFailed(Exception):
+class CheckError(Exception):
     """Names the check that a coupled model did not pass."""
 
 
@@ -62,7 +62,7 @@ def check_architecture(model: "PreTrainedModel", dynamics: DynamicsConfig) -> No
             raise _refusal(model, f"could not run a small model of its configuration ({_first_line(error)})") from None
         try:
             run_checks(small, inputs, dynamics)
-        except CheckFailed as failed:
+        except CheckError as failed:
             raise _refusal(model, str(failed)) from None
         except Exception as error:
             raise _refusal(model, f"could not run it coupled ({_first_line(error)})") from None
@@ -78,7 +78,7 @@ def check_layer(model: "PreTrainedModel") -> None:
             raise _refusal(model, f"could not run {name} ({_first_line(error)})") from None
         try:
             _check_module(module, lambda: module(*args, **kwargs)[0])
-        except CheckFailed as failed:
+        except CheckError as failed:
             raise _refusal(model, f"{failed}, in {name}") from None
         except Exception as error:
             raise _refusal(model, f"could not run {name} coupled ({_first_line(error)})") from None
@@ -89,22 +89,22 @@ def run_checks(model: Any, inputs: Inputs, dynamics: DynamicsConfig) -> list[str
     plain = _states_by_implementation(model, inputs)
     kept = [name for name, measure in PROPERTIES.items() if _has(measure, model, inputs)]
     if "decoding" not in kept and _has_cache(model, inputs):
-        raise CheckFailed(
+        raise CheckError(
             "'decoding' has no baseline: the uncoupled model's cache does not give what the whole sequence gives"
         )
     attach(model, build_couplings(model, dynamics), dynamics)
     try:
         for implementation, new in _states_by_implementation(model, inputs).items():
             if not torch.equal(new, plain[implementation]):
-                raise CheckFailed(f"'identity' failed: a new coupling changes the output under {implementation}")
+                raise CheckError(f"'identity' failed: a new coupling changes the output under {implementation}")
         couplings = nn.ModuleList(module.coupling for module in coupled_modules(model).values())
         randomize(couplings)
         if _difference(states(model, inputs), next(iter(plain.values()))) < TOLERANCE:
-            raise CheckFailed("'effect' failed: a random coupling does not change the output")
+            raise CheckError("'effect' failed: a random coupling does not change the output")
         _check_gradients(couplings, lambda: output(model, inputs))
         for name in kept:
             if not _has(PROPERTIES[name], model, inputs):
-                raise CheckFailed(f"{name!r} failed: the uncoupled model has this property, the coupled one does not")
+                raise CheckError(f"{name!r} failed: the uncoupled model has this property, the coupled one does not")
     finally:
         uncouple(model)
     return ["identity", "effect", "gradients", *kept]
@@ -118,12 +118,12 @@ def _check_module(module: Any, run: Callable[[], Tensor]) -> None:
         plain = run()
         change_class(module, coupled)
         if not torch.equal(run(), plain):
-            raise CheckFailed("'identity' failed: a new coupling changes the output")
+            raise CheckError("'identity' failed: a new coupling changes the output")
     try:
         randomize(module.coupling)
         with torch.no_grad():
             if _difference(run(), plain) < TOLERANCE:
-                raise CheckFailed("'effect' failed: a random coupling does not change the output")
+                raise CheckError("'effect' failed: a random coupling does not change the output")
         _check_gradients(module.coupling, run)
     finally:
         module.coupling.load_state_dict(saved)
@@ -135,7 +135,7 @@ def _check_gradients(couplings: nn.Module, run: Callable[[], Tensor]) -> None:
         grads = torch.autograd.grad(run().float().pow(3).sum(), list(named.values()), allow_unused=True)
     for name, grad in zip(named, grads, strict=True):
         if grad is None or not grad.isfinite().all() or not grad.any():
-            raise CheckFailed(f"'gradients' failed: that of {name} is zero or not finite")
+            raise CheckError(f"'gradients' failed: that of {name} is zero or not finite")
 
 
 def output(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
@@ -219,7 +219,7 @@ def _states_by_implementation(model: Any, inputs: Inputs) -> dict[str, Tensor]:
     return found
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     pass
 
 
@@ -229,12 +229,12 @@ def _arguments_of(module: nn.Module, model: Any) -> tuple[tuple, dict[str, Any]]
 
     def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         found.extend((args, kwargs))
-        raise _Reached
+        raise _ReachedError
 
     hook = module.register_forward_pre_hook(stop, with_kwargs=True)
     try:
         states(model, example_inputs(model, batch=1))
-    except _Reached:
+    except _ReachedError:
         return found[0], found[1]
     finally:
         hook.remove()
