@@ -4,7 +4,8 @@ config.toml      the complete configuration
 info.json        what else decides or explains the numbers: corpus and its hash, commit, versions, machine
 metrics.jsonl    deterministic values, a line per record ("train" or "valid")
 timing.jsonl     wall-clock values
-result.json      best and final validation, written when the run is finished
+result.json      best and final validation, written when the run is finished; of a language model also n-gram baselines on the
+                 same tokens and the loss by the length of the context (`baselines.py` reads them)
 tokenizer.json   what is needed to encode and decode text
 checkpoints/     step-0001000/ ... and best-0001000/
 """

@@ -23,7 +23,7 @@ from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
 from ..training.events import Event, Finished
 from ..training.logs import Consumer
-from ..training.loop import Task, train
+from ..training.loop import Task, autocast, train
 
 
 class RunTask(Task, Protocol):
@@ -37,6 +37,10 @@ class RunTask(Task, Protocol):
     """What the measure means, in a sentence."""
 
     def build_model(self) -> nn.Module: ...
+
+    def final_measures(self, model: nn.Module) -> dict[str, Any]:
+        """What is measured once, when the run is finished, and kept in result.json."""
+        ...
 
 
 OnBytes = Callable[[int], None] | None
@@ -92,7 +96,9 @@ def train_run(
             for listen in listeners:
                 listen(event)
         if isinstance(event, Finished):
-            run.write_json("result.json", summarise(run, task))
+            with torch.no_grad(), autocast(device, config):
+                measures = task.final_measures(model)
+            run.write_json("result.json", {**summarise(run, task), **measures})
     return run
 
 
@@ -122,6 +128,5 @@ def summarise(run: RunFolder, task: RunTask) -> dict[str, Any]:
         "seconds": timings[-1]["seconds"] if timings else None,
         "tokens_per_second": speeds[len(speeds) // 2] if speeds else None,
         "corpus_hash": task.about["hash"],
-        **({"sample_hash": task.about["sample_hash"]} if "sample_hash" in task.about else {}),
         "definition": task.definition,
     }

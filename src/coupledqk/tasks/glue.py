@@ -103,6 +103,9 @@ class SentenceClassification:
         answers = ((model(tokens, lengths), labels) for tokens, lengths, labels in parts)
         return {**score(answers), **head_settings(model)}
 
+    def final_measures(self, model: nn.Module) -> dict[str, Any]:
+        return {}
+
 
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> Encoded:
     """A pair is joined by end-of-text; what is too long loses the end of its longer sentence first."""

@@ -1,6 +1,7 @@
 """Language modelling: predicting each next token of a text."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..baselines import PositionLoss, context_gain
 from ..config import DataConfig, RunConfig, text_of
 from ..data.batches import train_batch, valid_batches
 from ..data.shards import TokenizedCorpus, prepare
 from ..dynamics import Dynamics
+from ..loss import IGNORED, linear_cross_entropy
+from ..model import TransformerLM
 from ..scoring import Differential
 from ..training.loop import Batch
 from .models import new_model
@@ -52,6 +56,21 @@ class LanguageModelling:
         n_bytes = self.corpus.info.splits["valid"].bytes
         return {**measure(model, batches, n_bytes), **head_settings(model)}
 
+    def final_measures(self, model: nn.Module) -> dict[str, Any]:
+        """The tokens that were used, n-gram models of them, and the loss by the length of the context."""
+        from ..data.ngram import ngram_baselines
+
+        assert isinstance(model, TransformerLM)
+        rows = self.config.runtime.micro_batch or self.config.train.batch_size
+        length = self.config.train.seq_len
+        losses = position_losses(model, valid_batches(self.corpus.valid, length, rows), length)
+        return {
+            "sample_hash": self.corpus.info.sample_hash,
+            "baselines": [dataclasses.asdict(baseline) for baseline in ngram_baselines(self.corpus)],
+            "position_loss": [dataclasses.asdict(part) for part in losses],
+            "context_gain": context_gain(losses),
+        }
+
 
 @torch.no_grad()
 def measure(model: nn.Module, batches: Iterable[Batch], n_bytes: int) -> dict[str, float]:
@@ -63,6 +82,26 @@ def measure(model: nn.Module, batches: Iterable[Batch], n_bytes: int) -> dict[st
         count += int((targets >= 0).sum())
     loss = total / count
     return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": total / math.log(2) / n_bytes}
+
+
+@torch.no_grad()
+def position_losses(model: TransformerLM, batches: Iterable[Batch], length: int) -> list[PositionLoss]:
+    """The mean loss of targets with 1, 2, 3 to 4, 5 to 8, 9 to 16 ... tokens of context, in windows of `length` tokens."""
+    device = next(model.parameters()).device
+    powers = [2**i for i in range(length.bit_length()) if 2**i < length]
+    spans = list(itertools.pairwise([0, *powers, length]))
+    totals, counts = [0.0] * len(spans), [0] * len(spans)
+    for inputs, targets in batches:
+        states, targets = model.hidden(inputs.to(device)), targets.to(device)
+        for i, (start, stop) in enumerate(spans):
+            part = targets[:, start:stop]
+            totals[i] += float(linear_cross_entropy(states[:, start:stop], model.embed.weight, part, "sum"))
+            counts[i] += int((part != IGNORED).sum())
+    return [
+        PositionLoss(start + 1, stop, count, total / count)
+        for (start, stop), total, count in zip(spans, totals, counts, strict=True)
+        if count
+    ]
 
 
 def perplexity(loss: float) -> float:
