@@ -12,6 +12,7 @@ unigrams is the uniform distribution.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ def _measure(corpus: TokenizedCorpus) -> tuple[Baseline, ...]:
     for order, probabilities in model.probabilities(corpus.valid):
         if order in ORDERS:
             losses = -np.log(probabilities[1:])
-            bits = float(losses.sum()) / np.log(2)
+            bits = float(losses.sum()) / math.log(2)
             per_byte = bits / corpus.info.splits["valid"].bytes
             found.append(Baseline(order, float(np.exp(losses.mean())), per_byte, model.n_tokens))
     return tuple(found)
