@@ -24,7 +24,6 @@ from coupledqk.lab.overview import GridProgress
 from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.provenance import commit, machine, versions
 from coupledqk.runs.training import train_run
-from coupledqk.training.logs import RunLog
 
 
 def main() -> None:
@@ -63,7 +62,7 @@ def seconds(plan: Plan, jobs: int | None) -> float:
         run_queue(Queue.of([plan]), LocalPool(jobs), GridProgress())
     else:
         for cell in plan.cells:
-            train_run(cell.config, plan.run(cell).path, lambda run: [RunLog(run, run.config.train.log_every)])
+            train_run(cell.config, plan.run(cell).path)
     return time.perf_counter() - start
 
 

@@ -17,7 +17,6 @@ from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.runs.training import train_run
 from coupledqk.tasks.models import load_model
-from coupledqk.training.logs import RunLog
 
 TINY = {
     "tokenizer": "bytes", "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 32, "seq_len": 16, "batch_size": 4,
@@ -41,7 +40,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("deeper", "standard", {"n_layers": 3}),
         ):
             config = recipe("nano", variant, corpus=str(folder / "text.txt"), **{**TINY, **settings})
-            train_run(config, folder / name, lambda run: [RunLog(run, 2)])
+            train_run(config, folder / name)
     shutil.copytree(folder / "standard", folder / "again")
     RunFolder(folder / "untrained").create(RunFolder(folder / "standard").config)
     return folder

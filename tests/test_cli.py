@@ -84,7 +84,7 @@ def test_train_prints_the_result_with_the_definition_of_perplexity(
     perplexity = RunFolder(shelf / "runs/two").result["best"]["perplexity"]
     assert f"{perplexity:.2f}" in printed.out
     assert "each target once" in printed.out
-    assert "step 12/12" in printed.err  # plain lines where there is no terminal
+    assert "two  12/12  valid perplexity" in printed.err  # plain lines where there is no terminal
     main(run)
     assert f"{perplexity:.2f}" in capsys.readouterr().out  # a finished run is not trained again
 

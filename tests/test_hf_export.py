@@ -18,7 +18,6 @@ from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.runs.training import train_run
 from coupledqk.tasks.models import load_model, new_model, run_tokenizer
-from coupledqk.training.logs import RunLog
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,7 +53,7 @@ def trained(
     (folder / "text.txt").write_text(TEXT)
     given = {**TINY, "corpus": str(folder / "text.txt"), "tokenizer": tokenizer, "steps": steps, **settings}
     config = recipe("nano", variant, **given)
-    return train_run(config, folder / "run", lambda run: [RunLog(run, 1)])
+    return train_run(config, folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def test_an_adapted_run_is_exported_with_its_low_rank_updates_merged(exported, t
     (tmp_path / "other.txt").write_text("".join(f"the root of {n * n} is {n};\n" for n in range(60)))
     task = AdaptConfig(corpus=str(tmp_path / "other.txt"), tokenizer="bpe:280", method="lora")
     config = replace(source.config, init_from=str(source.path), task=task)
-    run = train_run(config, tmp_path / "run", lambda run: [RunLog(run, 1)])
+    run = train_run(config, tmp_path / "run")
     export_run(run, tmp_path / "model")
     tokens = torch.arange(48).view(3, 16)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

@@ -20,7 +20,7 @@ from coupledqk.tasks.lm import measure
 from coupledqk.tasks.models import load_model, new_model
 from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Evaluation, Event, Step
-from coupledqk.training.logs import RunLog, tensorboard
+from coupledqk.training.logs import tensorboard
 from coupledqk.training.optimizer import build_optimizer, lr_at
 from small_runs import run_to, tiny
 
@@ -191,7 +191,7 @@ def test_tensorboard_gets_the_curves(text: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny(text)
-    train_run(config, tmp_path / "run", lambda run: [RunLog(run, 1), tensorboard(run.path)])
+    train_run(config, tmp_path / "run", lambda run: [tensorboard(run.path)])
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     losses = [record["loss"] for record in RunFolder(tmp_path / "run").metrics("train")]

@@ -91,7 +91,7 @@ class Analysis:
         """The text for all runs, and the context lengths to measure."""
         from ..data.shards import prepare
         from ..tasks.models import run_tokenizer
-        from ..training.progress import tokenizing
+        from ..terminal import tokenizing
 
         tokenizers = {name: run_tokenizer(run) for name, run in runs.items()}
         first, *others = tokenizers

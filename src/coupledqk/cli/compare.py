@@ -45,7 +45,7 @@ class Compare:
         from ..lab.cells import make_plan
         from ..lab.laboratory import check_jobs
         from ..lab.summary import failure_summary
-        from ..training.progress import tokenizing
+        from ..terminal import tokenizing
 
         if not self.corpus:
             raise CoupledQKError("which text? Name a file, a folder or a corpus: coupledqk compare --corpus PATH")

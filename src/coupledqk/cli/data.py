@@ -36,7 +36,7 @@ class Data:
 
     def run(self) -> None:
         from ..data.shards import cache_folder, prepare
-        from ..training.progress import tokenizing
+        from ..terminal import tokenizing
 
         config = DataConfig(
             corpus=self.corpus,

@@ -38,7 +38,7 @@ class Eval:
         from ..data.shards import prepare
         from ..tasks.lm import measure, perplexity_definition
         from ..tasks.models import load_model, run_tokenizer
-        from ..training.progress import tokenizing
+        from ..terminal import tokenizing
 
         run = RunFolder.open(self.run_folder)
         model = load_model(run, self.checkpoint, self.device)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def train_plans(plans: "Sequence[Plan]", jobs: int | None) -> "Queue":
     """Trains what is not finished, with progress on the terminal, until Ctrl-C."""
     from ..lab.laboratory import notes, run_plans
-    from ..training.progress import stop_on_signals
+    from ..terminal import stop_on_signals
 
     for plan in plans:
         for line in notes(plan):

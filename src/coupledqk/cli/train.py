@@ -65,13 +65,15 @@ def train_one(
     config: RunConfig, out: Path, tensorboard: bool = False, wandb: bool = False, label: str | None = None
 ) -> RunFolder:
     """Trains with progress on the terminal; a run stopped on request ends the program and says how to go on."""
+    from ..runs.progress import training_progress
     from ..runs.training import train_run
+    from ..terminal import stop_on_signals, tokenizing
     from ..training import logs
-    from ..training.progress import Progress, stop_on_signals, tokenizing
+    from ..training.events import Consumer
 
-    def consumers(run: RunFolder) -> list[logs.Consumer]:
+    def consumers(run: RunFolder) -> list[Consumer]:
         others = [*([logs.tensorboard(run.path)] if tensorboard else []), *([logs.wandb(run)] if wandb else [])]
-        return [logs.RunLog(run, config.train.log_every), Progress(label or out.name, config.train.steps), *others]
+        return [training_progress(label or out.name, config.train.steps), *others]
 
     with stop_on_signals() as stop:
         run = train_run(config, out, consumers, stop, tokenizing)

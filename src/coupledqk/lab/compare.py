@@ -113,15 +113,15 @@ def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: 
 def measure(text: Text, variants: Sequence[str]) -> dict[str, float]:
     """Tokens per second of each variant, in training."""
     from ..runs.training import train_run
-    from ..training.logs import RunLog
 
     settings = settings_of(text, Choice(PROBE_STEPS, _tokens(LENGTHS[0]), FEWEST_VALID, 0)) | {
-        "eval_every": PROBE_STEPS
+        "eval_every": PROBE_STEPS,
+        "log_every": 2,
     }
     speeds = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in variants:
-            run = train_run(recipe("mini", name, **settings), Path(folder, name), lambda run: [RunLog(run, 2)])
+            run = train_run(recipe("mini", name, **settings), Path(folder, name))
             speeds[name] = run.result["tokens_per_second"]
     return speeds
 

@@ -1,9 +1,10 @@
 """Trains the cells of plans. Finished cells are skipped, interrupted ones resume, failed ones do not stop the others."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import outcome as report
 from ..errors import CoupledQKError
@@ -16,8 +17,8 @@ from .outcomes import write_outcome
 POLL_SECONDS = 0.5
 
 
-class Overview(Protocol):
-    """Shows the progress of a queue."""
+class Overview(AbstractContextManager[Any], Protocol):
+    """Shows the progress of a queue. It is a context manager, so that the terminal is restored however the queue ends."""
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
         """Called once, with the cells to train and the number of those that were finished before."""
@@ -28,8 +29,6 @@ class Overview(Protocol):
     def step(self, cell: Cell, step: int) -> None: ...
 
     def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None: ...
-
-    def end(self) -> None: ...
 
 
 @dataclass
@@ -80,27 +79,31 @@ class Queue:
 
 def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool] = lambda: False) -> None:
     """Trains every cell that is not finished. A plan's outcome is written after each of its cells and at the end."""
-    overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
     for plan in queue.plans:
         write_outcome(plan)
     try:
-        while True:
-            if stop() and not queue.stopped:
-                queue.stopped = True
-                engine.stop()
-            while not queue.stopped and engine.free() and (cell := queue.next()):
-                queue.running[queue.run(cell).path] = cell
-                engine.start(cell.config, queue.run(cell).path)
-                overview.started(cell)
-            if not queue.running:
-                break
-            for message in engine.wait(POLL_SECONDS):
-                on_message(message, queue, overview)
+        with overview:
+            overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
+            _train_all(queue, engine, overview, stop)
     finally:
         engine.close()
-        overview.end()
         for plan in queue.plans:
             write_outcome(plan)
+
+
+def _train_all(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool]) -> None:
+    while True:
+        if stop() and not queue.stopped:
+            queue.stopped = True
+            engine.stop()
+        while not queue.stopped and engine.free() and (cell := queue.next()):
+            queue.running[queue.run(cell).path] = cell
+            engine.start(cell.config, queue.run(cell).path)
+            overview.started(cell)
+        if not queue.running:
+            return
+        for message in engine.wait(POLL_SECONDS):
+            on_message(message, queue, overview)
 
 
 def on_message(message: Message, queue: Queue, overview: Overview) -> None:

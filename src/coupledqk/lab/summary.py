@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from ..costs import count_parameters
 from ..outcome import Outcome
 from ..report.tables import results_table
-from ..terminal import table
+from ..terminal import duration, table
 from .cells import Plan, failure, status, with_needed
 from .estimates import Speeds, paper_hours, tokens, work
 from .experiment import Experiment
 from .laboratory import notes
 from .measuring import Measurement
-from .overview import duration
 from .runner import Queue
 
 

@@ -23,9 +23,8 @@ from ..files import write_atomic
 from ..run_folder import RunFolder
 from ..runs.training import train_run
 from ..schema import from_toml
-from ..training.events import Event, Started, Step
-from ..training.logs import Consumer, RunLog
-from ..training.progress import stop_on_signals
+from ..terminal import stop_on_signals
+from ..training.events import Consumer, Event, Started, Step
 from .cells import ERROR_FILE
 
 SECONDS_BETWEEN_MESSAGES = 0.5
@@ -69,7 +68,7 @@ def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str,
     def consumers(run: RunFolder) -> list[Consumer]:
         check_text(run)
         (folder / ERROR_FILE).unlink(missing_ok=True)
-        return [RunLog(run, config.train.log_every), messages]
+        return [contextlib.nullcontext(messages)]
 
     try:
         with stop_on_signals() as asked:

@@ -1,8 +1,8 @@
 """A run: a task trained into a folder, from wherever it was left."""
 
 import datetime
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +21,8 @@ from ..tasks.models import pick_device
 from ..tasks.mqar import AssociativeRecall
 from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
-from ..training.events import Event, Finished
-from ..training.logs import Consumer
+from ..training.events import Consumer, Event, Finished
+from ..training.logs import RunLog
 from ..training.loop import Task, autocast, train
 
 
@@ -57,13 +57,14 @@ TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
 def train_run(
     config: RunConfig,
     path: Path,
-    consumers: Callable[[RunFolder], list[Consumer]],
+    consumers: Callable[[RunFolder], Iterable[Consumer]] = lambda run: (),
     stop: Callable[[], bool] = lambda: False,
     preparing: Callable[[], AbstractContextManager[OnBytes]] = nullcontext,
 ) -> RunFolder:
-    """Trains a run into a folder, from wherever it was left; a finished one is returned as it is.
+    """Trains a run into a folder, from its newest checkpoint if there is one; a finished run is returned as it is.
 
-    While `preparing`, what it yields hears how many bytes of the corpus have been tokenized.
+    The run's own logs are always written; `consumers` follow the training too, once the folder describes the run. What
+    `preparing` yields is called with the number of bytes of the corpus that have been tokenized.
     """
     run = RunFolder(path)
     run.refuse_other(config)
@@ -90,11 +91,13 @@ def train_run(
         started = run.info.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         run.write_json("info.json", {**describe(path.name, run.config, model, task.about), "started": started})
         checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep)
-        listeners = consumers(run)
         event: Event | None = None
-        for event in train(model, task, config, checkpoints, stop):
-            for listen in listeners:
-                listen(event)
+        with ExitStack() as stack:
+            entered = [RunLog(run, config.train.log_every), *consumers(run)]
+            listeners = [stack.enter_context(consumer) for consumer in entered]
+            for event in train(model, task, config, checkpoints, stop):
+                for listen in listeners:
+                    listen(event)
         if isinstance(event, Finished):
             with torch.no_grad(), autocast(device, config):
                 measures = task.final_measures(model)

@@ -1,7 +1,11 @@
 """What a training loop reports. Progress bars, logs, trackers and time budgets consume these; the loop knows none of them."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -9,6 +13,7 @@ class Started:
     """Training begins at `step`: 0, or that of the checkpoint it resumes from. `notes` say what was passed over."""
 
     step: int
+    device: torch.device
     notes: tuple[str, ...] = ()
 
 
@@ -22,6 +27,13 @@ class Step:
     lr: float
     grad_norm: float
     skipped: bool
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """The task is about to be evaluated, which may take a while."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -52,4 +64,9 @@ class Finished:
     step: int
 
 
-Event = Started | Step | Evaluation | Saving | Stopped | Finished
+Event = Started | Step | Evaluating | Evaluation | Saving | Stopped | Finished
+
+Listener = Callable[[Event], None]
+
+Consumer = AbstractContextManager[Listener]
+"""Entered before training and left however it ends, so that files are closed and the terminal is restored."""

@@ -2,39 +2,41 @@
 
 import json
 import os
-import resource
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Self, TextIO
 
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
-from .events import Evaluation, Event, Saving, Started, Step
-
-Consumer = Callable[[Event], None]
+from .events import Evaluation, Event, Listener, Saving, Started, Step
+from .memory import PeakMemory
 
 
 class RunLog:
-    """Writes metrics.jsonl (values that a repeated run reproduces) and timing.jsonl (those that it does not)."""
+    """A consumer that writes metrics.jsonl (what a repeated run reproduces) and timing.jsonl (what it does not)."""
 
     def __init__(self, run: RunFolder, log_every: int) -> None:
         self.run, self.log_every = run, log_every
+        self.files = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.files.close()
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Started(step):
+            case Started(step, device):
                 self.run.cut_logs(step)
-                self.metrics, self.timing = (
-                    (self.run.path / f"{name}.jsonl").open("a") for name in ("metrics", "timing")
-                )
-                self.clock = Clock(self.run.timings())
+                self.metrics, self.timing = (self._open(f"{name}.jsonl") for name in ("metrics", "timing"))
+                self.clock, self.memory = Clock(self.run.timings()), PeakMemory(device)
             case Step(step) if step % self.log_every == 0:
                 self._write(self.metrics, {"kind": "train", **train_record(event)})
-                self._write(self.timing, {"step": step, **self.clock.read(event.tokens)})
+                timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mib()}
+                self._write(self.timing, timing)
             case Evaluation(step, tokens, metrics):
                 self._write(self.metrics, {"kind": "valid", "step": step, "tokens": tokens, **metrics})
                 self.clock.pause(tokens)
@@ -42,7 +44,10 @@ class RunLog:
                 os.fsync(self.metrics.fileno())
                 os.fsync(self.timing.fileno())
 
-    def _write(self, file: Any, record: dict[str, Any]) -> None:
+    def _open(self, name: str) -> TextIO:
+        return self.files.enter_context((self.run.path / name).open("a"))
+
+    def _write(self, file: TextIO, record: dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
         file.flush()
 
@@ -66,38 +71,33 @@ class Clock:
         if self.mark is not None and now > self.mark[0]:
             speed = round((tokens - self.mark[1]) / (now - self.mark[0]), 1)
         self.mark = (now, tokens)
-        return {"seconds": round(now - self.origin, 3), "tokens_per_second": speed, "peak_memory_mb": peak_memory_mb()}
+        return {"seconds": round(now - self.origin, 3), "tokens_per_second": speed}
 
     def pause(self, tokens: int) -> None:
         """What has just been measured is not training."""
         self.mark = (time.perf_counter(), tokens)
 
 
-def peak_memory_mb() -> int:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() // 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak // (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def tensorboard(folder: Path) -> Consumer:
+@contextmanager
+def tensorboard(folder: Path) -> Iterator[Listener]:
     """Scalars for TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise CoupledQKError("TensorBoard is not installed: pip install 'coupledqk[tensorboard]'") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
 
-    def consume(event: Event) -> None:
-        for name, value in scalars(event).items():
-            writer.add_scalar(name, value, event.step)
-        if isinstance(event, Saving):
-            writer.flush()
+        def listen(event: Event) -> None:
+            for name, value in scalars(event).items():
+                writer.add_scalar(name, value, event.step)
+            if isinstance(event, Saving):
+                writer.flush()
 
-    return consume
+        yield listen
 
 
-def wandb(run: RunFolder) -> Consumer:
+@contextmanager
+def wandb(run: RunFolder) -> Iterator[Listener]:
     """Scalars for Weights & Biases; WANDB_MODE=offline needs no account."""
     try:
         import wandb as library  # pyright: ignore[reportMissingImports]
@@ -105,14 +105,14 @@ def wandb(run: RunFolder) -> Consumer:
         raise CoupledQKError("Weights & Biases is not installed: pip install 'coupledqk[wandb]'") from None
     from ..schema import to_dict
 
-    session = library.init(project="coupledqk", name=run.path.name, dir=str(run.path), config=to_dict(run.config))
+    settings = to_dict(run.config)
+    with library.init(project="coupledqk", name=run.path.name, dir=str(run.path), config=settings) as session:
 
-    def consume(event: Event) -> None:
-        values = scalars(event)
-        if values:
-            session.log(values, step=event.step)
+        def listen(event: Event) -> None:
+            if values := scalars(event):
+                session.log(values, step=event.step)
 
-    return consume
+        yield listen
 
 
 def scalars(event: Event) -> dict[str, float]:

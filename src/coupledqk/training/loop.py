@@ -15,7 +15,7 @@ from ..config import RunConfig
 from ..errors import DivergedError
 from ..loss import IGNORED
 from .checkpoints import Checkpoints
-from .events import Evaluation, Event, Finished, Saving, Started, Step, Stopped
+from .events import Evaluating, Evaluation, Event, Finished, Saving, Started, Step, Stopped
 from .optimizer import build_optimizer, lr_at
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,7 +56,7 @@ def train(
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         best = state["best"]
-    yield Started(start, tuple(notes))
+    yield Started(start, device, tuple(notes))
 
     fast_model = cast(nn.Module, torch.compile(model)) if config.runtime.compile else model
     watch = DivergenceWatch(task.chance_loss, checkpoints)
@@ -65,6 +65,7 @@ def train(
         yield update
         done, last = step + 1, step + 1 == config.train.steps
         if last or done % config.train.eval_every == 0:
+            yield Evaluating(done)
             metrics = evaluate(fast_model, task, config, device)
             watch.validation(done, metrics["loss"])
             if metrics["loss"] < best:

@@ -1,0 +1,53 @@
+"""How training goes, shown on a terminal or in a notebook."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..terminal import Bars, duration
+from ..training.events import Evaluating, Evaluation, Event, Listener, Started, Step
+
+
+@contextmanager
+def training_progress(label: str, steps: int) -> Iterator[Listener]:
+    """A consumer of events: a bar with loss, perplexity or accuracy, time left and speed, or a line every few seconds."""
+    with Bars() as bars:
+        yield _Progress(bars, label, steps)
+
+
+class _Progress:
+    def __init__(self, bars: Bars, label: str, steps: int) -> None:
+        self.bars, self.label, self.steps = bars, label, steps
+        self.loss = self.valid = ""
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started(step, _, notes):
+                self.bars.say(*notes)
+                if step:
+                    self.bars.say(f"{self.label}: resumes from step {step}")
+                self.bar = self.bars.add(self.label, self.steps, step)
+                self.began, self.first_step = time.monotonic(), step
+            case Step(step, tokens, loss):
+                self.loss = f"loss {loss:.3f}"
+                self.bars.update(self.bar, step, self.loss, self.valid, *self._speed(step, tokens))
+            case Evaluating(step):
+                self.bars.update(self.bar, step, self.loss, "validating", self.valid)
+            case Evaluation(step, _, metrics):
+                self.valid = _valid(metrics)
+                if not self.bars.drawn:
+                    self.bars.say(f"{self.label}  {step}/{self.steps}  {self.valid}")
+
+    def _speed(self, step: int, tokens: int) -> tuple[str, str]:
+        """The time left and the tokens per second, evaluation included."""
+        seconds, done = max(time.monotonic() - self.began, 1e-9), step - self.first_step
+        left = seconds / done * (self.steps - step)
+        return f"{duration(left)} left", f"{tokens / step * done / seconds:,.0f} tok/s"
+
+
+def _valid(metrics: dict[str, Any]) -> str:
+    """The task's own measure."""
+    if "accuracy" in metrics:
+        return f"accuracy {metrics['accuracy']:.3f}"
+    return f"valid perplexity {metrics['perplexity']:.2f}"
