@@ -14,7 +14,7 @@ tokens come in chunks small enough for a replay to stay in the processor's cache
 chunks write to the same scratch memory, because fresh memory costs more than most of what is done with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ class Scratch:
         self.taken = 0
 
 
-@torch.library.custom_op("coupledqk::fused_dynamics", mutates_args=())
+@torch.library.custom_op("coupledqk::dynamics", mutates_args=())
 def fused_dynamics(
     q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor, n_steps: int, method: str
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def run(
             k = torch.baddbmm(k, h, kick, alpha=SHARE[move], out=new_k)
 
 
-@torch.library.custom_op("coupledqk::fused_dynamics_backward", mutates_args=())
+@torch.library.custom_op("coupledqk::dynamics_backward", mutates_args=())
 def fused_dynamics_backward(
     grad_q: Tensor,
     grad_k: Tensor,
@@ -99,15 +99,20 @@ def fused_dynamics_backward(
     n_steps: int,
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q and k are what the forward pass saved: its outputs if the moves can be undone, else its inputs."""
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
+        rebuilding = rebuilds(q, k, n_steps, method)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()
         for heads, (q_part, k_part, *grads) in chunks(q, k, grad_q, grad_k, *new):
             scratch.release()
             part = weights.at(*heads)
-            reads = replay(part, moves, scratch, q_part, k_part)
+            if rebuilding:
+                reads = rebuild(part, moves, scratch, q_part, k_part)
+            else:
+                reads = reversed(replay(part, moves, scratch, q_part, k_part))
             undo(reads, part, sums.at(*heads), scratch, *grads)
         per_head = sums.kick * (k.shape[2] / q.shape[2])
         grad_dt = sums.dt.flatten() + (per_head * w2).sum((1, 2))
@@ -147,8 +152,51 @@ def replay(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: T
     return reads
 
 
+def rebuilds(q: Tensor, k: Tensor, n_steps: int, method: str) -> bool:
+    """Whether the backward pass starts from the outputs: they hold all bits of the sums, and every move can be undone.
+
+    Outputs in half precision are rounded, and what is rebuilt from them would be less exact than the reference.
+    """
+    return q.dtype == k.dtype == dtype_of_sums(q, k) and can_be_undone(moves_of(method, n_steps))
+
+
+def can_be_undone(moves: Sequence[str]) -> bool:
+    """A kick can be undone if its force is still known afterwards, that is, if q has not drifted in between."""
+    last = ""
+    for move in moves:
+        if move in SHARE and last == "drift":
+            return False
+        last = last if move in SHARE else move
+    return True
+
+
+def rebuild(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor) -> Iterator[Read]:
+    """`replay` backwards, from the outcome of the moves: undoes one after the other and yields what it read.
+
+    Nothing is kept for longer than `undo` needs it, so the scratch memory does not grow with the number of steps.
+    """
+    w1, kick = weights.w1.mT, weights.kick.mT
+    a, slope = scratch.like(q), scratch.like(q)
+    earlier_q, earlier_k = scratch.like(q), scratch.like(k)
+    one = torch.ones((), dtype=q.dtype, device=q.device)
+    for i, move in reversed([*enumerate(moves)]):
+        if move == "force":
+            yield Read(move, q, slope)
+        elif move == "drift":
+            yield Read(move, k, slope)
+            q = drift(q, k, -weights.dt, out=earlier_q)
+        else:
+            torch.bmm(q, w1, out=a)
+            torch.sigmoid(a, out=slope)
+            torch.lerp(a.mul_(slope), one, slope, out=slope)  # silu' = h + σ(1 − h)
+            h = sum_groups(a, len(k))
+            yield Read(move, h, slope)
+            if "drift" in moves[:i]:
+                k = torch.baddbmm(k, h, kick, alpha=-SHARE[move], out=earlier_k)
+
+
 def undo(
-    reads: list[Read],
+    reads: Iterable[Read],
     weights: Weights,
     sums: Weights,
     scratch: Scratch,
@@ -157,9 +205,9 @@ def undo(
     new_q: Tensor,
     new_k: Tensor,
 ) -> None:
-    """Carries the gradients from the end of the moves to their beginning, into new_q and new_k, and adds to the sums."""
+    """Carries the gradients from the last of the moves to the first, into new_q and new_k, and adds to the sums."""
     grad_h, product = scratch.like(grad_k), scratch.like(grad_k)
-    for move, x, slope in reversed(reads):
+    for move, x, slope in reads:
         if move == "force":
             by_group(slope, len(grad_k)).mul_(grad_h.unsqueeze(1))
             sums.w1.baddbmm_(slope.mT, x)
@@ -231,4 +279,4 @@ def _(grad_q, grad_k, q, k, dt, w1, w2, n_steps, method):
     return empty_by_head(q, q.dtype), empty_by_head(k, k.dtype), *grads
 
 
-set_backward(fused_dynamics, fused_dynamics_backward, "fused")
+set_backward(fused_dynamics, fused_dynamics_backward, "fused", rebuilds)

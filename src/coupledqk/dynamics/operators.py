@@ -1,5 +1,6 @@
 """What the implementations share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +14,17 @@ def dtype_of_sums(q: Tensor, k: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
 
 
-def set_backward(forward: Any, backward: Any, impl: str) -> None:
-    """Makes `backward` the gradient of `forward`(q, k, dt, w1, w2, n_steps, method), which saves these inputs alone."""
+Rebuilds = Callable[[Tensor, Tensor, int, str], bool]
+"""Whether a backward pass on (q, k, n_steps, method) starts from the outputs of the forward pass instead of its inputs."""
 
-    def save(ctx: Any, inputs: tuple, output: object) -> None:
-        *tensors, ctx.n_steps, ctx.method = inputs
-        ctx.save_for_backward(*tensors)
+
+def set_backward(forward: Any, backward: Any, impl: str, rebuilds: Rebuilds) -> None:
+    """Makes `backward` the gradient of `forward`(q, k, dt, w1, w2, n_steps, method), which saves q and k before or after."""
+
+    def save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        q, k, *weights, ctx.n_steps, ctx.method = inputs
+        kept = output if rebuilds(q, k, ctx.n_steps, ctx.method) else (q, k)
+        ctx.save_for_backward(*kept, *weights)
 
     def differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple:
         return *backward(grad_q, grad_k, *ctx.saved_tensors, ctx.n_steps, ctx.method), None, None
