@@ -50,7 +50,7 @@ def test_the_fused_dynamics_recompute_what_is_said(variant: str, n_steps: int) -
     attention = TransformerLM(config).blocks[0].attn
     method, force = config.attention.dynamics.method, attention.dynamics.force
     q, k = torch.randn(1, T, 4, 8), torch.randn(1, T, 4 // config.attention.group_size, 8)
-    arguments = q, k, torch.ones(k.shape[2]), force.w1.detach(), force.w2.detach(), n_steps, method
+    arguments = q, k, torch.ones(k.shape[2]), force.w1.detach(), force.w2.detach(), None, None, n_steps, method
     expected = flops(config, T, fused=True)
     layers = config.n_layers
     assert counted(lambda: fused_dynamics._init_fn(*arguments)) == T * expected.dynamics / layers

@@ -8,14 +8,16 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from conftest import TINY, double_randn, mlp_force, random_tokens, tiny_model
-from coupledqk import CoupledQKError, TransformerLM, evolve
+from coupledqk import Attention, CoupledQKError, TransformerLM, evolve, rope_at
 from coupledqk.config import DynamicsConfig
 from coupledqk.dynamics import METHODS, Dynamics, LinearForce, MLPForce, fused, set_impl
 from coupledqk.dynamics.evolve import integrate
 from coupledqk.dynamics.fused import fused_dynamics, fused_dynamics_backward
 from coupledqk.dynamics.implementations import WORTH_FUSING, choose
+from coupledqk.initial import initialize
 
 KEY_HEADS = 2
+NO_ROPE = (None, None)
 
 FAST_METHODS = [name for name, method in METHODS.items() if method.moves]
 
@@ -51,7 +53,7 @@ def values_and_gradients(impl, inputs, n_steps, method):
     return [x.detach() for x in (*moved, *torch.autograd.grad(moved, inputs, grads))]
 
 
-LITTLE = 4 * torch.finfo(torch.float32).eps
+LITTLE = 8 * torch.finfo(torch.float32).eps
 
 
 def assert_as_exact_as_the_reference(impl, inputs, n_steps, method, little=LITTLE, context=nullcontext):
@@ -85,7 +87,7 @@ def test_as_exact_as_the_reference(method, dtype, shape, group_size, n_steps, mo
 def test_gradients_by_finite_differences(method, group_size):
     qkv, dt, w1, w2 = (x.requires_grad_() for x in random_inputs(2, 2, 3, group_size))
     torch.autograd.gradcheck(
-        lambda qkv, dt, w1, w2: fused_dynamics(*heads(qkv, 3), dt, w1, w2, 3, method), (qkv, dt, w1, w2)
+        lambda qkv, dt, w1, w2: fused_dynamics(*heads(qkv, 3), dt, w1, w2, *NO_ROPE, 3, method), (qkv, dt, w1, w2)
     )
 
 
@@ -110,14 +112,63 @@ def test_any_layout_and_any_kind_of_step_size(layout, dt):
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-def test_nothing_but_the_inputs_is_kept_for_the_backward():
-    qkv, *others = (x.requires_grad_() for x in random_inputs(1, 5, 4, 2))
+def storages(tensors):
+    return {x.untyped_storage().data_ptr() for x in tensors}
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "n_steps", "keeps"),
+    [
+        ("leapfrog", torch.float32, 3, "outputs"),
+        ("semi_implicit", torch.float64, 8, "outputs"),
+        ("leapfrog", torch.float32, 9, "inputs"),
+        ("leapfrog", torch.bfloat16, 3, "inputs"),
+        ("euler", torch.float32, 3, "inputs"),
+    ],
+)
+def test_the_backward_keeps_outputs_where_it_can_rebuild_the_inputs(method, dtype, n_steps, keeps):
+    qkv, *others = (x.requires_grad_() for x in random_inputs(1, 5, 4, 2, dtype))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        fused_dynamics(*heads(qkv, 4), *others, 3, "leapfrog")
-    assert len(kept) == 5
-    given = {x.untyped_storage().data_ptr() for x in (qkv, *others)}
-    assert {x.untyped_storage().data_ptr() for x in kept} == given
+        moved = fused_dynamics(*heads(qkv, 4), *others, *NO_ROPE, n_steps, method)
+    assert storages(kept) == storages([*(moved if keeps == "outputs" else [qkv]), *others])
+
+
+def bytes_kept(attention, x, rope):
+    """Memory that the backward pass keeps beside x and the weights."""
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.update({t.untyped_storage().data_ptr(): t}) or t, id):
+        attention(x, rope=rope)
+    ours = storages([x, *attention.parameters()])
+    return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in ours)
+
+
+@pytest.mark.parametrize("rope", [None, rope_at(torch.arange(64), 32)], ids=["learned", "rope"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_coupling_keeps_as_much_memory_as_standard_attention(qk_norm, rope):
+    x = torch.randn(32, 64, 128, requires_grad=True)
+    assert x.numel() >= WORTH_FUSING
+    standard, coupled = (
+        bytes_kept(Attention.from_variant(name, 128, 4, qk_norm=qk_norm), x, rope)
+        for name in ("standard", "hamiltonian")
+    )
+    assert coupled <= 1.01 * standard
+
+
+@pytest.mark.parametrize("variant", ["hamiltonian", "semi_implicit", "euler", "hamiltonian_gqa", "hamiltonian_diff"])
+@pytest.mark.parametrize("positions", [torch.arange(7), torch.arange(14).view(2, 7)], ids=["shared", "per row"])
+def test_with_rope_the_operator_is_the_dynamics_and_then_the_rotation(variant, positions):
+    torch.manual_seed(0)
+    x = double_randn(2, 7, 32)
+    results = []
+    for impl in ("reference", "fused"):
+        attention = with_impl(Attention.from_variant(variant, 32, 4).double(), impl)
+        initialize(attention, seed=1)
+        x = x.detach().requires_grad_()
+        evolved = attention.evolved(x, rope_at(positions, attention.width))
+        grads = torch.autograd.grad(sum(y.square().sum() + y.sum() for y in evolved), [x, *attention.qkv.parameters()])
+        results.append([*evolved, *grads])
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -141,9 +192,10 @@ def test_under_autocast_as_exact_as_the_reference(dtype):
 def test_the_operators_are_well_formed():
     qkv, *others = random_inputs(2, 3, 4, 2)
     q, k = heads(qkv, 4)
-    torch.library.opcheck(fused_dynamics, (q.requires_grad_(), k, *others, 2, "leapfrog"))
+    torch.library.opcheck(fused_dynamics, (q.requires_grad_(), k, *others, *NO_ROPE, 2, "leapfrog"))
     torch.library.opcheck(
-        fused_dynamics_backward, (torch.randn_like(q), torch.randn_like(k), q.detach(), k, *others, 2, "euler")
+        fused_dynamics_backward,
+        (torch.randn_like(q), torch.randn_like(k), q.detach(), k, *others, *NO_ROPE, 2, "euler"),
     )
 
 

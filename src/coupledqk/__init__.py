@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from .errors import CoupledQKError
     from .hf import couple, load_coupling, save_coupling, uncouple
     from .lab.laboratory import run_experiment
-    from .layers import KVCache, rope_at
+    from .layers import KVCache
     from .model import TransformerLM
+    from .rope import rope_at
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, variant
 
 # Loaded at first use: the command line's --help should not wait for torch.
@@ -33,7 +34,7 @@ _HOME = {
     "evolve": "dynamics",
     "load_coupling": "hf",
     "preset": "variants",
-    "rope_at": "layers",
+    "rope_at": "rope",
     "run_experiment": "lab.laboratory",
     "save_coupling": "hf",
     "uncouple": "hf",

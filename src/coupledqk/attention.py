@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .config import AttentionConfig, head_width
-from .dynamics import build_dynamics
+from .dynamics import build_dynamics, evolve_and_rotate, keeps_only_outputs
 from .errors import CoupledQKError
 from .initial import Normal, global_normal
-from .layers import INIT_STD, RMS_EPS, KVCache, QKNorm, Rope
-from .linear import Linear
+from .layers import INIT_STD, RMS_EPS, KVCache, QKNorm
+from .linear import Linear, linear
+from .rope import Rope
 from .scoring import build_scoring
+from .torch_internals import has_forward_hooks
 from .variants import variant
 
 
@@ -66,7 +68,7 @@ class Attention(nn.Module):
 
         `causal_mask` is boolean, True where a query may look: (T, S) or (B, 1, T, S), where B and T may be 1; a padding
         mask of real tokens is `real[:, None, None, :]`. A causal attention never looks ahead, whatever the mask
-        allows. `rope` rotates q and k (see `layers.rope_at`). `cache` adds the S − T tokens before x.
+        allows. `rope` rotates q and k (see `rope_at`). `cache` adds the S − T tokens before x.
         """
         q, k, v = self.evolved(x, rope)
         if cache is not None:
@@ -80,14 +82,19 @@ class Attention(nn.Module):
         q, k, v = self.project(x)
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
-        q, k = self.dynamics(q, k)
-        if rope is not None:
-            q, k = rope(q, k)
+        q, k = evolve_and_rotate(self.dynamics, q, k, rope)
         return q, k, v
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads."""
-        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in self.qkv(x).split(self.split_sizes, dim=-1))
+        if keeps_only_outputs(self.dynamics, x) and type(self.qkv) is Linear and not has_forward_hooks(self.qkv):
+            # in memory of its own: a view would keep the projected q and k alive, which the backward pass rebuilds
+            *qk_sizes, v_size = self.split_sizes
+            qk_weight, v_weight = self.qkv.weight.split([sum(qk_sizes), v_size])
+            parts = (*linear(x, qk_weight).split(qk_sizes, dim=-1), linear(x, v_weight))
+        else:
+            parts = self.qkv(x).split(self.split_sizes, dim=-1)
+        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in parts)
         return q, k, v
 
     def _visible(self, mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:

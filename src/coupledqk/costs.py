@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .config import AttentionConfig, DynamicsConfig, ModelConfig, head_width
 from .dynamics import FORCES, METHODS, build_dynamics
-from .dynamics.fused import SHARE
+from .dynamics.fused import SHARE, rebuilds_steps
 from .model import TransformerLM
 from .registry import SCORINGS as SCORING_ENTRIES
 from .scoring import SCORINGS
@@ -38,7 +38,7 @@ class Flops:
     ffn: float
     logits: float
     recomputed: float
-    """By the fused dynamics, which save their inputs alone and replay the steps in the backward pass."""
+    """By the backward pass of the fused dynamics, which rebuilds or replays the steps."""
 
     @property
     def forward(self) -> float:
@@ -80,9 +80,10 @@ def _dynamics_products(config: ModelConfig, fused: bool) -> tuple[float, float]:
     if fused and has_fast_dynamics(attention):
         assert method.moves is not None
         moves = method.moves(attention.dynamics.n_steps)
-        last_drift = max(i for i, move in enumerate(moves) if move == "drift")
-        # W₂ acts after the sum over a group. What follows the last drift is not replayed.
-        kicks, unneeded = (sum(move in SHARE for move in part) for part in (moves, moves[last_drift:]))
+        drifts = [i for i, move in enumerate(moves) if move == "drift"]
+        # W₂ acts after the sum over a group. Kicks before the first drift are not undone, those after the last not replayed.
+        spared = moves[: drifts[0]] if rebuilds_steps(moves, attention.dynamics.n_steps) else moves[drifts[-1] :]
+        kicks, unneeded = (sum(move in SHARE for move in part) for part in (moves, spared))
         forward = (moves.count("force") * heads + kicks * key_heads) * width**2
         return forward, forward - unneeded * key_heads * width**2
     if method.evaluations is None:

@@ -1,21 +1,15 @@
 """The parts around attention: normalisation, SwiGLU, rotary positions, the key-value cache."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import check_rope_width
 from .errors import CoupledQKError
 from .initial import Normal, global_normal
 from .linear import Linear
 
 RMS_EPS = 1e-6
 INIT_STD = 0.02
-ROPE_THETA = 10_000.0
-
-Rope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -91,23 +85,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return plain_swiglu(gate_up)
     return _LeanSwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
-
-
-def rope_at(positions: Tensor, width: int) -> Rope:
-    """Rotary position embedding for (sub-)heads of that width at `positions`, (T,) or (B, T): a function of q and k.
-
-    Coordinate i turns with i + width/2, by the angle position · θ^(−2i/width).
-    """
-    check_rope_width(width)
-    frequencies = ROPE_THETA ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / -width)
-    angles = positions[..., None, None].float() * frequencies  # (T, 1, width/2) or (B, T, 1, width/2)
-    cos, sin = angles.cos(), angles.sin()
-
-    def rotate(x: Tensor) -> Tensor:  # (B, T, H, width)
-        a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
-
-    return lambda q, k: (rotate(q), rotate(k))
 
 
 class KVCache:

@@ -18,9 +18,10 @@ from .attention import Attention
 from .config import AttentionConfig, ModelConfig, head_width
 from .errors import CoupledQKError
 from .initial import Normal, global_normal, initialize
-from .layers import INIT_STD, KVCache, RMSNorm, Rope, SwiGLU, rope_at
+from .layers import INIT_STD, KVCache, RMSNorm, SwiGLU
 from .linear import linear
 from .loss import linear_cross_entropy
+from .rope import Rope, rope_at
 from .sampling import Sampler
 from .variants import preset
 

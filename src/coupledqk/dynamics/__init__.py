@@ -6,7 +6,7 @@ from .forces import Force, LinearForce, MLPForce, PotentialForce, ZeroForce
 from .implementations import IMPLEMENTATIONS
 from .method import Method
 from .methods import FORCES, METHODS
-from .module import Dynamics, build_dynamics, set_impl
+from .module import Dynamics, build_dynamics, evolve_and_rotate, keeps_only_outputs, set_impl
 from .static import Static
 
 __all__ = [
@@ -26,5 +26,7 @@ __all__ = [
     "affine_inverse",
     "build_dynamics",
     "evolve",
+    "evolve_and_rotate",
+    "keeps_only_outputs",
     "set_impl",
 ]

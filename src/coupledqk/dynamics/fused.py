@@ -6,7 +6,10 @@ A method is a list of moves on q, on k, and on h, the hidden layer of the force 
     kick      k ← k + dt/G · W₂ h        half kick: half of that
     drift     q ← q + dt · k
 
-Only the inputs are saved. The backward pass replays the moves, keeps what each of them read, and undoes them in reverse.
+Where every move can be undone (leapfrog, semi-implicit), only the outputs are saved, which attention keeps anyway: the backward
+pass undoes the moves one by one and so rebuilds what each of them read. Elsewhere (Euler; half precision, whose outputs are
+rounded; many steps, over which rounding errors grow) the inputs are saved, and the backward pass replays the moves.
+RoPE is part of the operator, because attention keeps the rotated q and k: the backward pass rotates them back.
 
 Why it is fast: q and k are laid out head by head. So dt folds into a W₂ for each head, and a kick is one matrix product that
 adds to k; the products for the gradient of W₂ give that of dt as well. W₂ acts after the sum over a group. Heads and
@@ -22,11 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..rope import rotate
 from .methods import moves_of
 from .operators import dtype_of_sums, set_backward
 
 SHARE = {"kick": 1.0, "half kick": 0.5}
 CHUNK = 1 << 18  # numbers of q in a chunk
+MOST_STEPS_REBUILT = 8
 
 
 class Weights(NamedTuple):
@@ -60,29 +65,40 @@ class Scratch:
 
 @torch.library.custom_op("coupledqk::dynamics", mutates_args=())
 def fused_dynamics(
-    q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor, n_steps: int, method: str
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    n_steps: int,
+    method: str,
 ) -> tuple[Tensor, Tensor]:
-    """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides."""
+    """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides; cos and sin are those of a `Rope`, if any."""
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
-        new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        # token by token: attention lays its output out as it finds q, and the output projection reads tokens
+        new = q.new_empty(q.shape, dtype=weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()
         for heads, tensors in chunks(q, k, *new):
             scratch.release()
             run(weights.at(*heads), moves, scratch, *tensors)
+        if cos is not None and sin is not None:
+            new = rotate(new[0], cos, sin), rotate(new[1], cos, sin)
         return new[0].to(q.dtype), new[1].to(k.dtype)
 
 
 def run(
     weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor, new_q: Tensor, new_k: Tensor
 ) -> None:
-    h, a = k, scratch.like(q)
+    h, a, between = k, scratch.like(q), scratch.like(q)
     w1, kick = weights.w1.mT, weights.kick.mT
-    for move in moves:
+    for i, move in enumerate(moves):
         if move == "force":
             h = sum_groups(F.silu(torch.bmm(q, w1, out=a), inplace=True), len(k))
         elif move == "drift":
-            q = drift(q, k, weights.dt, out=new_q)
+            q = drift(q, k, weights.dt, out=between if "drift" in moves[i + 1 :] else new_q)
         else:
             k = torch.baddbmm(k, h, kick, alpha=SHARE[move], out=new_k)
 
@@ -96,6 +112,8 @@ def fused_dynamics_backward(
     dt: Tensor,
     w1: Tensor,
     w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     n_steps: int,
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -103,6 +121,10 @@ def fused_dynamics_backward(
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
         rebuilding = rebuilds(q, k, n_steps, method)
+        if cos is not None and sin is not None:
+            grad_q, grad_k = rotate(grad_q, cos, -sin), rotate(grad_k, cos, -sin)
+            if rebuilding:
+                q, k = rotate(q, cos, -sin), rotate(k, cos, -sin)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()
@@ -156,12 +178,15 @@ def rebuilds(q: Tensor, k: Tensor, n_steps: int, method: str) -> bool:
     """Whether the backward pass starts from the outputs: they hold all bits of the sums, and every move can be undone.
 
     Outputs in half precision are rounded, and what is rebuilt from them would be less exact than the reference.
+    So would be many steps with a strong force: the error was up to 8 units of rounding after 8 steps, 30 after 16.
     """
-    return q.dtype == k.dtype == dtype_of_sums(q, k) and can_be_undone(moves_of(method, n_steps))
+    return q.dtype == k.dtype == dtype_of_sums(q, k) and rebuilds_steps(moves_of(method, n_steps), n_steps)
 
 
-def can_be_undone(moves: Sequence[str]) -> bool:
-    """A kick can be undone if its force is still known afterwards, that is, if q has not drifted in between."""
+def rebuilds_steps(moves: Sequence[str], n_steps: int) -> bool:
+    """The part of `rebuilds` that is decided by the steps: a kick can be undone if q has not drifted since its force."""
+    if n_steps > MOST_STEPS_REBUILT:
+        return False
     last = ""
     for move in moves:
         if move in SHARE and last == "drift":
@@ -269,12 +294,14 @@ def chunks(q: Tensor, k: Tensor, *pairs: Tensor) -> Iterator[tuple[tuple[slice, 
 
 
 @fused_dynamics.register_fake
-def _(q, k, dt, w1, w2, n_steps, method):
-    return empty_by_head(q, q.dtype), empty_by_head(k, k.dtype)
+def _(q, k, dt, w1, w2, cos, sin, n_steps, method):
+    if cos is not None:
+        return q.new_empty(q.shape), k.new_empty(k.shape)
+    return q.new_empty(q.shape), empty_by_head(k, k.dtype)
 
 
 @fused_dynamics_backward.register_fake
-def _(grad_q, grad_k, q, k, dt, w1, w2, n_steps, method):
+def _(grad_q, grad_k, q, k, dt, w1, w2, cos, sin, n_steps, method):
     grads = (x.new_empty(x.shape) for x in (dt, w1, w2))
     return empty_by_head(q, q.dtype), empty_by_head(k, k.dtype), *grads
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
+from ..rope import Rope
 from ..torch_internals import has_forward_hooks, inside_torch_func
 from . import few_tokens
 from .forces import Force, MLPForce
@@ -61,16 +62,25 @@ def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
 
 
 def integrate_fast(
-    impl: str, q: Tensor, k: Tensor, dt: Tensor | float, force: Force, n_steps: int, method: str
+    impl: str,
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor | float,
+    force: Force,
+    n_steps: int,
+    method: str,
+    rope: Rope | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"."""
+    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"; `rope` by "fused" alone."""
     assert isinstance(force, MLPForce)
     dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device)
     if impl == "few_tokens":
         return few_tokens.few_tokens_dynamics(q, k, dt, force, n_steps, method)
     dt = dt.expand(k.shape[2])
     if impl == "fused":
-        return fused_dynamics(q, k, dt, force.w1, force.w2, n_steps, method)
+        cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
+        return fused_dynamics(q, k, dt, force.w1, force.w2, cos, sin, n_steps, method)
+    assert rope is None
     from .triton import triton_dynamics
 
     return triton_dynamics(q, k, dt, force.w1, force.w2, n_steps, method)

@@ -1,6 +1,8 @@
 """The dynamics as modules: (q, k) -> (q, k), with (B, T, H, d) queries and (B, T, H_kv, d) keys."""
 
 import math
+from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,11 @@ from torch import Tensor, nn
 from ..config import DynamicsConfig
 from ..errors import CoupledQKError
 from ..initial import Normal, global_normal
+from ..rope import Rope
+from ..torch_internals import has_forward_hooks
 from .evolve import integrate
+from .fused import rebuilds
+from .implementations import choose, integrate_fast
 from .methods import FORCES, METHODS, invertible
 
 
@@ -49,6 +55,27 @@ class Dynamics(nn.Module):
 
     def extra_repr(self) -> str:
         return f"method={self.config.method}, n_steps={self.config.n_steps}"
+
+
+def evolve_and_rotate(
+    dynamics: nn.Module, q: Tensor, k: Tensor, rope: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
+) -> tuple[Tensor, Tensor]:
+    """The dynamics and then RoPE; by one operator where that saves memory."""
+    if rope is None:
+        return dynamics(q, k)
+    if not isinstance(rope, Rope) or has_forward_hooks(dynamics) or not keeps_only_outputs(dynamics, q, k):
+        return rope(*dynamics(q, k))
+    config = dynamics.config
+    return integrate_fast("fused", q, k, dynamics.step_size, dynamics.force, config.n_steps, config.method, rope)
+
+
+def keeps_only_outputs(dynamics: nn.Module, q: Tensor, k: Tensor | None = None) -> TypeGuard[Dynamics]:
+    """Whether nothing but the evolved q and k is kept for the backward pass; x may stand for the q and k projected from it."""
+    if not isinstance(dynamics, Dynamics) or not torch.is_grad_enabled() or torch.is_autocast_enabled(q.device.type):
+        return False
+    k, config = q if k is None else k, dynamics.config
+    impl = choose(dynamics.impl, q, k, dynamics.step_size, dynamics.force, config.method)
+    return impl == "fused" and rebuilds(q, k, config.n_steps, config.method)
 
 
 def set_impl(model: nn.Module, impl: str) -> None:

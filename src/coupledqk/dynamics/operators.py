@@ -18,16 +18,21 @@ Rebuilds = Callable[[Tensor, Tensor, int, str], bool]
 """Whether a backward pass on (q, k, n_steps, method) starts from the outputs of the forward pass instead of its inputs."""
 
 
-def set_backward(forward: Any, backward: Any, impl: str, rebuilds: Rebuilds) -> None:
-    """Makes `backward` the gradient of `forward`(q, k, dt, w1, w2, n_steps, method), which saves q and k before or after."""
+def set_backward(forward: Any, backward: Any, impl: str, rebuilds: Rebuilds = lambda *_: False) -> None:
+    """Makes `backward` the gradient of `forward`(q, k, dt, w1, w2, *angles, n_steps, method).
+
+    What is saved of q and k are the outputs where the backward pass `rebuilds` the inputs from them, else the inputs.
+    """
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        q, k, *weights, ctx.n_steps, ctx.method = inputs
+        q, k, *others, ctx.n_steps, ctx.method = inputs
         kept = output if rebuilds(q, k, ctx.n_steps, ctx.method) else (q, k)
-        ctx.save_for_backward(*kept, *weights)
+        ctx.n_angles = len(others) - 3
+        ctx.save_for_backward(*kept, *others)
 
     def differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple:
-        return *backward(grad_q, grad_k, *ctx.saved_tensors, ctx.n_steps, ctx.method), None, None
+        grads = backward(grad_q, grad_k, *ctx.saved_tensors, ctx.n_steps, ctx.method)
+        return *grads, *[None] * (ctx.n_angles + 2)
 
     def refuse(ctx: Any, *grads: Tensor) -> None:
         raise CoupledQKError(f"impl={impl!r} has no second derivatives: set impl='reference'")

@@ -198,7 +198,7 @@ def _(grad_q, grad_k, q, k, dt, w1, w2, n_steps, method):
     return tuple(x.new_empty(x.shape) for x in (q, k, dt, w1, w2))
 
 
-set_backward(triton_dynamics, triton_dynamics_backward, "triton", lambda *_: False)
+set_backward(triton_dynamics, triton_dynamics_backward, "triton")
 
 
 def compile_report(

@@ -21,8 +21,9 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from ..config import AttentionConfig, ModelConfig, ScoringConfig
 from ..errors import CoupledQKError
-from ..layers import RMS_EPS, ROPE_THETA
+from ..layers import RMS_EPS
 from ..model import TransformerLM
+from ..rope import THETA
 
 OFFICIAL = ScoringConfig(kind="differential", flavour="official")
 
@@ -64,7 +65,7 @@ def to_diffllama(model: TransformerLM) -> DiffLlamaForCausalLM:
             num_key_value_heads=2 * config.n_heads // config.attention.group_size,
             max_position_embeddings=config.n_positions,
             rms_norm_eps=RMS_EPS,
-            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+            rope_parameters={"rope_type": "default", "rope_theta": THETA},
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=None,
@@ -113,7 +114,7 @@ def _refuse_what_ours_lacks(config: DiffLlamaConfig) -> None:
         "attention_bias": False,
         "rms_norm_eps": RMS_EPS,
         "head_dim": config.hidden_size // config.num_attention_heads,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
     }
     for name, expected in fixed.items():
         given = getattr(config, name)

@@ -27,8 +27,9 @@ from transformers.utils.output_capturing import capture_outputs
 from ..attention import Attention
 from ..config import head_width
 from ..errors import CoupledQKError
-from ..layers import KVCache, RMSNorm, Rope, rope_at
+from ..layers import KVCache, RMSNorm
 from ..model import Block, embedding
+from ..rope import Rope, rope_at
 from .configuration import CoupledQKConfig
 
 
