@@ -13,8 +13,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.lab import compare
 from coupledqk.lab.answer import answer
 from coupledqk.lab.compare import LENGTHS, Text, choose, fit, open_text
-from coupledqk.lab.verdicts import Claim
-from coupledqk.outcome import read
+from coupledqk.outcome import Claim, read
 from test_lab_report import make_outcome
 from test_report import text_of
 
@@ -69,23 +68,26 @@ def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
 
 
 @pytest.mark.parametrize(
-    ("euler", "begins"),
+    ("euler", "noise", "begins"),
     [
-        (38.0, "Coupling helps on novel: the perplexity of euler is {size} lower than that of standard"),
-        (42.0, "Coupling does harm on novel: the perplexity of euler is {size} higher than that of standard"),
-        (40.0, "Whether coupling helps on novel cannot be told with 5 seeds: the perplexity of euler is "),
+        (38.0, 0.2, "Coupling helps on novel: the perplexity of euler is −{size} against that of standard"),
+        (42.0, 0.2, "Coupling hurts on novel: the perplexity of euler is +{size} against that of standard"),
+        (40.0, 0.2, "The comparison on novel is inconclusive: the perplexity of euler is "),
+        (40.0, 0.02, "Coupling makes no difference of 1% or more on novel: the perplexity of euler is "),
     ],
 )
-def test_the_answer_says_what_came_out_how_sure_it_is_and_what_could_have_been_seen(euler: float, begins: str) -> None:
-    outcome = make_outcome({"standard": 40.0, "euler": euler}, claims=[CLAIM])
+def test_the_answer_says_what_came_out_how_sure_it_is_and_what_it_could_detect(
+    euler: float, noise: float, begins: str
+) -> None:
+    outcome = make_outcome({"standard": 40.0, "euler": euler}, claims=[CLAIM], noise=noise)
     finding, coherence = answer(outcome, "novel", COHERENCE)
     evidence = outcome.verdicts[0].evidence
     assert evidence is not None
     assert finding.startswith(begins.format(size=f"{abs(evidence.effect):.2%}"))
-    assert f"An effect of {evidence.smallest:.2%} or more would have been found" in finding
+    assert f"The comparison had 80% power to detect an effect of {evidence.detectable:.2%}." in finding
     assert "95% interval" in finding
     assert "5 paired seeds, p " in finding
-    assert "It costs 0 parameters more (+0.00%) and 1.00× the time" in finding
+    assert "It costs 0 more parameters (+0.00%) and 1.00× the time" in finding
     assert coherence.startswith(
         "Coherence of novel: 0.810 bits per byte (95% interval 0.700 to 0.900, over 40 documents)"
     )
@@ -94,7 +96,7 @@ def test_the_answer_says_what_came_out_how_sure_it_is_and_what_could_have_been_s
 def test_one_seed_gives_no_answer_and_says_so() -> None:
     outcome = make_outcome({"standard": 40.0, "euler": 30.0}, seeds=[0], claims=[CLAIM])
     finding, coherence = answer(outcome, "novel", {}, "the corpus has 3 documents")
-    assert finding.startswith("Whether coupling helps on novel cannot be told: 1 seed: a test needs two")
+    assert finding.startswith("The comparison on novel is inconclusive: 1 seed: a test needs two")
     assert coherence == "The coherence of novel was not measured: the corpus has 3 documents."
 
 
@@ -102,9 +104,7 @@ def test_what_else_was_asked_is_sorted_by_what_came_out() -> None:
     means = {"standard": 40.0, "euler": 38.0, "kick": 38.0, "drift": 40.0, "linear": 42.0}
     claims = [CLAIM, *(Claim(f"{name} is better", "lower", name, "standard") for name in ("kick", "drift", "linear"))]
     finding, _ = answer(make_outcome(means, claims=claims), "novel", COHERENCE)
-    assert finding.endswith(
-        "kick came out better than standard; linear came out worse; drift cannot be told from standard."
-    )
+    assert finding.endswith("kick: better than standard; linear: worse than standard; drift: equivalent to standard.")
 
 
 # --- from end to end --------------------------------------------------------------------------------------------------------

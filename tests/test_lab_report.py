@@ -14,16 +14,16 @@ import pytest
 
 from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
-from coupledqk.lab.changes import with_changes
-from coupledqk.lab.verdicts import Claim, judge_all
+from coupledqk.lab.outcomes import with_changes
+from coupledqk.lab.verdicts import judge_all
+from coupledqk.measure import ACCURACY, PERPLEXITY
 from coupledqk.outcome import (
     CellRecord,
-    Metric,
+    Claim,
     Origin,
     Outcome,
     Published,
     Row,
-    VerdictRecord,
     read,
     read_all,
     to_json,
@@ -34,12 +34,14 @@ from coupledqk.report.curves import panels
 from coupledqk.report.figures import write_figures
 from coupledqk.report.lab_page import html_report, latex_report, markdown_report, write_report
 from coupledqk.report.tables import Table, costs_table, latex, markdown, results_table
-from coupledqk.schema import from_dict, to_dict
+from coupledqk.schema import to_dict
 from test_report import HOSTILE, elements, make_run, text_of
 
 MEANS = {"standard": 40.0, "euler": 39.0, "diff": 39.9}
 PAPER = {"standard": Published(24.22, 0.12, 3), "euler": Published(22.55, 0.04, 3)}
 STEPS = range(100, 1001, 100)
+RESULTS = Path(__file__).parents[1] / "results" / "lab"
+FORMAT_1 = sorted(path for path in RESULTS.rglob("*.json") if json.loads(path.read_text("utf-8"))["format"] == 1)
 CLAIMS = (
     Claim("euler is better than standard", "lower", "euler", "standard", paper_effect=-0.069, primary=True),
     Claim("diff is better than standard", "lower", "diff", "standard", paper_effect=-0.012),
@@ -67,9 +69,10 @@ def make_outcome(
         scale="mini",
         date="2026-11-15",
         command="coupledqk reproduce ablation --scale mini",
-        metric=Metric("perplexity", "best.perplexity", "lower", "exp of the mean loss per bpe:1024 token"),
+        metric=dataclasses.replace(PERPLEXITY, definition="exp of the mean loss per bpe:1024 token"),
+        task_measure=PERPLEXITY,
         rows=tuple(make_row(label, found) for label, found in values.items()),
-        verdicts=tuple(from_dict(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(claims, values)),
+        verdicts=tuple(judge_all(claims, values)),
         cells=tuple(make_cell(label, seed, found[seed]) for label, found in values.items() for seed in found),
         config=to_dict(recipe("mini")),
         origin=Origin("5b1a333", "2 cores", {"torch": "2.13.0"}, {"python-stdlib": "c0ffee" * 8}),
@@ -86,7 +89,7 @@ def make_row(label: str, values: dict[int, float]) -> Row:
         std=stdev(found) if len(found) > 1 else None,
         n=len(found),
         final={seed: value + 0.1 for seed, value in values.items()},
-        bits_per_byte=2.0123 if found else None,
+        companions={"bits_per_byte": 2.0123} if found else {},
         paper=PAPER.get(label),
         parameters=237_568 if found else None,
         tokens_per_second=24_000.0 if found else None,
@@ -157,7 +160,7 @@ def test_a_diverged_run_is_null_in_the_file_and_no_number_again_when_read(tmp_pa
         (lambda data: data["cells"][3].update(status="dead"), r"is damaged: unknown cells\[3\].status 'dead'"),
         (lambda data: data["rows"][0].update(seeds={"a": 1.0}), "expected keys of type int"),
         (lambda data: data.update(rows={}), "is damaged: rows={}: expected a list"),
-        (lambda data: data.update(format=2), "has format 2, this version reads 1"),
+        (lambda data: data.update(format=3), "has format 3, this version reads 1 to 2"),
         (lambda data: data.pop("experiment"), "is not the outcome of an experiment"),
     ],
 )
@@ -167,6 +170,32 @@ def test_a_damaged_file_says_where(damage: Any, says: str, tmp_path: Path) -> No
     (tmp_path / "o.json").write_text(json.dumps(data))
     with pytest.raises(CoupledQKError, match=f"{re.escape(str(tmp_path / 'o.json'))} .*{says}"):
         read(tmp_path / "o.json")
+
+
+WORDS = {
+    "holds here": "supported",
+    "does not hold here": "contradicted",
+    "cannot tell with this many seeds": "inconclusive",
+}
+
+
+@pytest.mark.parametrize("path", FORMAT_1, ids=lambda path: path.stem)
+def test_an_outcome_of_format_1_is_read_in_the_words_of_format_2(path: Path, tmp_path: Path) -> None:
+    before, outcome = json.loads(path.read_text("utf-8")), read(path)
+    assert [verdict.finding for verdict in outcome.verdicts] == [WORDS[v["outcome"]] for v in before["verdicts"]]
+    for verdict, old in zip(outcome.verdicts, before["verdicts"], strict=True):
+        if old["evidence"]:
+            assert verdict.evidence is not None
+            assert verdict.evidence.detectable == old["evidence"]["smallest"]
+    assert outcome.metric.name == before["metric"]["name"]
+    assert outcome.metric.definition == before["metric"]["definition"]
+    assert outcome.task_measure == (ACCURACY if before["experiment"] in ("mqar", "glue") else PERPLEXITY)
+    for row, old in zip(outcome.rows, before["rows"], strict=True):
+        assert row.companions.get("bits_per_byte") == old["bits_per_byte"]
+    write(outcome, tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text("utf-8"))["format"] == 2
+    assert to_json(read(tmp_path / "again.json")) == to_json(outcome)
+    assert outcome.title in text_of(html_report([outcome]))
 
 
 def test_a_torn_or_missing_file_is_named_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
@@ -215,7 +244,7 @@ def test_the_table_has_our_numbers_beside_the_papers_and_the_verdict() -> None:
     differences = [row.seeds[seed] - outcome.rows[0].seeds[seed] for seed in row.seeds]
     assert euler["against standard"] == f"{100 * fmean(differences) / outcome.rows[0].mean:+.2f}%".replace("-", "−")
     assert row.change.interval[0] < row.change.effect < row.change.interval[1] < 0
-    assert euler["verdict"] == "1: holds"
+    assert euler["verdict"] == "1: supported"
     assert dict(zip(table.head, table.rows[0], strict=True))["verdict"] == ""
 
 
@@ -285,9 +314,8 @@ def test_an_unfinished_seed_is_not_averaged_with_finished_ones() -> None:
 def test_the_page_counts_the_claims_and_says_why() -> None:
     outcome = make_outcome()
     text = text_of(html_report([outcome, make_outcome(experiment="controls", title="Controls")]))
-    outcomes = [verdict.outcome for verdict in outcome.verdicts]
-    assert outcomes == ["holds here", "cannot tell with this many seeds"]
-    assert "4 claims: 2 hold here, 0 do not, 2 cannot be told." in text
+    assert [verdict.finding for verdict in outcome.verdicts] == ["supported", "inconclusive"]
+    assert "4 claims: 2 supported, 2 inconclusive." in text
     assert text.count(outcome.verdicts[0].sentence) == 2
     for known in ("5b1a333", "2 cores", "c0ffee" * 8, "2.13.0", "coupledqk reproduce ablation --scale mini"):
         assert known in text

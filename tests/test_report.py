@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from coupledqk.config import RunConfig, identity
 from coupledqk.errors import CoupledQKError
+from coupledqk.recipes import recipe
 from coupledqk.report.axis import Axis
 from coupledqk.report.chart import Series, line_chart
 from coupledqk.report.runs_page import Sample, write_page
 from coupledqk.run_folder import RunFolder
+from coupledqk.schema import to_toml
 from coupledqk.variants import preset
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -187,6 +189,17 @@ def make_run(
     return path
 
 
+def test_an_unfinished_run_is_labelled_with_the_measure_of_its_task(tmp_path: Path) -> None:
+    run = RunFolder(make_run(tmp_path / "run", finished=False))
+    (run.path / "config.toml").write_text(to_toml(recipe("mqar-mini")))
+    record = {"kind": "valid", "step": 100, "loss": 1.5, "accuracy": 0.25}
+    write_lines(run.path / "metrics.jsonl", [{"kind": "train", "step": 10, "loss": 2.0}, record])
+    text = text_of(page_of([run.path], tmp_path))
+    assert "Accuracy : share of correct answers, at the lowest validation loss." in text
+    assert "loss, nats per answer" in text
+    assert "exp of the mean loss" not in text
+
+
 def valid_record(step: int, loss: float) -> dict[str, Any]:
     return {"kind": "valid", "step": step, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss / 2.5}
 
@@ -247,7 +260,7 @@ def test_a_long_training_curve_is_averaged_and_says_so(tmp_path: Path) -> None:
 def test_the_page_shows_step_sizes_of_coupled_runs_only(tmp_path: Path, demo: list[Path]) -> None:
     text = text_of(page_of(demo, tmp_path))
     assert (
-        "euler: step size dt, which began at 0.1, after 300 steps head 1 2 layer 1 0.100 0.250 layer 2 0.125 0.062"
+        "euler: step size dt, which began at 0.1, after 300 steps head 0 1 layer 0 0.100 0.250 layer 1 0.125 0.062"
         in text
     )
     assert text.count("step size dt") == 1
@@ -296,7 +309,7 @@ def test_a_run_in_progress_is_shown_as_far_as_it_got(tmp_path: Path) -> None:
     assert f"standard † {math.exp(3.9):.2f} {math.exp(4):.2f}" in text
     assert "12,345" in text, "the newest measured speed"
     assert "† not finished" in text
-    assert "Perplexity : exp of the mean loss per token over the validation split." in text
+    assert "Perplexity : exp of the mean loss per token of the validation text, at the best validation." in text
 
 
 def test_a_run_before_its_first_validation_has_a_training_curve_alone(tmp_path: Path, demo: list[Path]) -> None:

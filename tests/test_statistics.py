@@ -52,7 +52,7 @@ def test_welchs_test_is_scipys(n) -> None:
     ours, theirs = draws(n, 22.6, 0.04, trials=1)[0], draws(7, 23.8, 0.3, trials=1)[0]
     expected, estimate = stats.ttest_ind(ours, theirs, equal_var=False), welch(ours, theirs)
     assert estimate.p() == pytest.approx(expected.pvalue)
-    assert estimate.freedom == pytest.approx(expected.df)
+    assert estimate.df == pytest.approx(expected.df)
     assert estimate.interval(0.99) == pytest.approx(tuple(expected.confidence_interval(0.99)))
 
 
@@ -76,8 +76,8 @@ def test_equality_is_two_one_sided_tests_of_scipys(n) -> None:
 
 
 @given(st.floats(-3, 3), st.floats(0.1, 2), st.integers(1, 9), st.floats(0.001, 0.2))
-def test_tests_and_intervals_agree(value, error, freedom, level) -> None:
-    estimate = Estimate(value, error, freedom)
+def test_tests_and_intervals_agree(value, error, df, level) -> None:
+    estimate = Estimate(value, error, df)
     low, high = estimate.interval(1 - level)
     assert (estimate.p() <= level) == (low > 0 or high < 0) or math.isclose(estimate.p(), level)
     low, high = estimate.interval(1 - 2 * level)
@@ -129,22 +129,22 @@ def test_equality_is_rarely_found_where_the_difference_is_the_margin(n) -> None:
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_the_smallest_effect_is_found_four_times_in_five(n) -> None:
-    smallest = Estimate(0, 0.1 / math.sqrt(n), n - 1).smallest()
+def test_the_detectable_effect_is_detected_with_80_percent_power(n) -> None:
+    smallest = Estimate(0, 0.1 / math.sqrt(n), n - 1).detectable_effect()
     found = [paired(a, [24.0] * n).p() <= 0.05 for a in draws(n, 24 + smallest, 0.1)]
     assert rate(found) == pytest.approx(0.8, abs=2 * NOISE)
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_equality_is_found_four_times_in_five_with_the_smallest_margin(n) -> None:
-    margin = Estimate(0, 0.1 / math.sqrt(n), n - 1).smallest_margin()
+def test_equality_within_the_detectable_margin_is_shown_with_80_percent_power(n) -> None:
+    margin = Estimate(0, 0.1 / math.sqrt(n), n - 1).detectable_margin()
     found = [paired(a, [24.0] * n).p_equal(margin) <= 0.05 for a in draws(n, 24, 0.1)]
     assert rate(found) == pytest.approx(0.8, abs=2 * NOISE)
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_the_smallest_reduction_of_spread_is_found_four_times_in_five(n) -> None:
-    smallest = SpreadRatio(1.0, (n - 1, 9)).smallest()
+def test_the_detectable_ratio_is_detected_with_80_percent_power(n) -> None:
+    smallest = SpreadRatio(1.0, (n - 1, 9)).detectable_ratio()
     samples = zip(draws(n, 24, smallest), draws(10, 24, 1, seed=1), strict=True)
     assert rate([spread_ratio(a, b).interval()[1] < 1 for a, b in samples]) == pytest.approx(0.8, abs=2 * NOISE)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from coupledqk import terminal
 from coupledqk.errors import DivergedError
+from coupledqk.measure import PERPLEXITY
 from coupledqk.runs.progress import training_progress
 from coupledqk.runs.training import train_run
 from coupledqk.terminal import Bars, stop_on_signals, table, tokenizing, tracked, wrapped
@@ -100,7 +101,7 @@ def test_however_training_ends_the_cursor_is_visible_again(ending: str, screen, 
             raise ENDINGS[ending]
 
     with pytest.raises(type(ENDINGS[ending])):
-        train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", 20), nullcontext(fail)])
+        train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", tiny(text)), nullcontext(fail)])
     assert screen.getvalue().rfind(SHOW) > screen.getvalue().rfind(HIDE)
 
 
@@ -109,16 +110,16 @@ def test_the_bar_says_when_it_is_validating(
 ) -> None:
     said: list[tuple[Any, ...]] = []
     monkeypatch.setattr(Bars, "update", lambda self, bar, done, *parts: said.append((done, *parts)))
-    train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", 20)])
+    train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", tiny(text))])
     assert [done for done, *parts in said if "validating" in parts] == [5, 10, 15, 20]
 
 
 def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
-    run = train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", 20)])
+    run = train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", tiny(text))])
     printed = capsys.readouterr()
     assert not printed.out
     assert "\x1b" not in printed.err
-    assert f"mine  20/20  valid perplexity {run.result['final']['perplexity']:.2f}" in printed.err
+    assert f"mine  20/20  valid perplexity {PERPLEXITY.show(run.result['final']['perplexity'])}" in printed.err
 
 
 def test_items_and_bytes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coupledqk import CoupledQKError
-from coupledqk.lab.verdicts import Claim, judge, judge_all
+from coupledqk.lab.verdicts import judge, judge_all
+from coupledqk.outcome import Claim
 from coupledqk.schema import from_dict, to_dict
 from coupledqk.statistics import paired, relative_differences, welch
 
-HOLDS, FAILS, OPEN = "holds here", "does not hold here", "cannot tell with this many seeds"
+SUPPORTED, CONTRADICTED, EQUIVALENT, OPEN = "supported", "contradicted", "equivalent", "inconclusive"
 TRIALS = 2000
 SLACK = 3 * math.sqrt(0.05 * 0.95 / TRIALS)  # three standard errors of a rate near 5%
 
@@ -45,33 +46,35 @@ def simulated(effects, n=5, spread=0.01, seed=0):
 
 
 def rates(the_claim, experiments):
-    outcomes = [judge(the_claim, samples).outcome for samples in experiments]
-    return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in (HOLDS, FAILS, OPEN)}
+    outcomes = [judge(the_claim, samples).finding for samples in experiments]
+    return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in (SUPPORTED, CONTRADICTED, EQUIVALENT, OPEN)}
 
 
 @pytest.mark.parametrize(
     ("the_claim", "effect", "spread", "outcome"),
     [
-        (claim("lower", -0.066), -0.066, 0.001, HOLDS),
-        (claim("lower", -0.066), -0.010, 0.001, HOLDS),  # the claimed side, though less than in the paper
-        (claim("lower", -0.066), 0.000, 0.001, FAILS),  # excludes the paper's effect
-        (claim("lower", -0.066), 0.010, 0.001, FAILS),  # the other side
+        (claim("lower", -0.066), -0.066, 0.001, SUPPORTED),
+        (claim("lower", -0.066), -0.010, 0.001, SUPPORTED),  # the claimed side, though less than in the paper
+        (claim("lower", -0.066), 0.000, 0.001, CONTRADICTED),  # excludes the paper's effect
+        (claim("lower", -0.066), 0.010, 0.001, CONTRADICTED),  # the other side
         (claim("lower", -0.066), -0.030, 0.020, OPEN),
-        (claim("lower"), 0.000, 0.001, OPEN),  # nothing published to exclude
-        (claim("lower"), 0.010, 0.001, FAILS),
-        (claim("higher", 0.018), 0.018, 0.001, HOLDS),
-        (claim("higher", 0.018), -0.018, 0.001, FAILS),
+        (claim("lower"), 0.000, 0.010, OPEN),  # nothing published to exclude
+        (claim("lower"), 0.000, 0.001, EQUIVALENT),
+        (claim("lower"), -0.005, 0.001, EQUIVALENT),  # a difference, but one that does not matter
+        (claim("lower"), 0.010, 0.001, CONTRADICTED),
+        (claim("higher", 0.018), 0.018, 0.001, SUPPORTED),
+        (claim("higher", 0.018), -0.018, 0.001, CONTRADICTED),
         (claim("higher", 0.018), 0.010, 0.010, OPEN),
-        (claim("equal"), 0.000, 0.001, HOLDS),
-        (claim("equal"), 0.005, 0.001, HOLDS),  # a difference, but one that does not matter
+        (claim("equal"), 0.000, 0.001, SUPPORTED),
+        (claim("equal"), 0.005, 0.001, SUPPORTED),  # a difference, but one that does not matter
         (claim("equal"), 0.005, 0.010, OPEN),
-        (claim("equal", margin=0.001), 0.005, 0.001, FAILS),
-        (claim("equal"), -0.020, 0.001, FAILS),
+        (claim("equal", margin=0.001), 0.005, 0.001, CONTRADICTED),
+        (claim("equal"), -0.020, 0.001, CONTRADICTED),
     ],
 )
 def test_outcomes(the_claim, effect, spread, outcome) -> None:
     verdict = judge(the_claim, against_standard(effect, spread))
-    assert verdict.outcome == outcome
+    assert verdict.finding == outcome
     assert verdict.evidence.effect == pytest.approx(effect, abs=1e-12)
     assert verdict.evidence.paired
     assert verdict.evidence.n == (3, 3)
@@ -90,16 +93,16 @@ PUBLISHED = {
 @pytest.mark.parametrize(
     ("of_the_paper", "effect", "outcome"),
     [
-        (Claim("coupling helps", "lower", "hamiltonian", "standard", paired=False), 22.62 / 24.22 - 1, HOLDS),
-        (Claim("coupled ≫ uncoupled", "lower", "hamiltonian", "mlp_only", paired=False), 22.62 / 23.81 - 1, HOLDS),
-        (Claim("Euler ≈ Hamiltonian", "equal", "euler", "hamiltonian", paired=False), 22.55 / 22.62 - 1, HOLDS),
-        (Claim("8× variance", "less_variable", "hamiltonian", "mlp_only"), 0.04 / 0.31 - 1, HOLDS),
+        (Claim("coupling helps", "lower", "hamiltonian", "standard", paired=False), 22.62 / 24.22 - 1, SUPPORTED),
+        (Claim("coupled ≫ uncoupled", "lower", "hamiltonian", "mlp_only", paired=False), 22.62 / 23.81 - 1, SUPPORTED),
+        (Claim("Euler ≈ Hamiltonian", "equal", "euler", "hamiltonian", paired=False), 22.55 / 22.62 - 1, SUPPORTED),
+        (Claim("8× variance", "less_variable", "hamiltonian", "mlp_only"), 0.04 / 0.31 - 1, SUPPORTED),
         (Claim("steadier than standard", "less_variable", "hamiltonian", "standard"), 0.04 / 0.12 - 1, OPEN),
     ],
 )
 def test_the_papers_own_numbers(of_the_paper, effect, outcome) -> None:
     verdict = judge(of_the_paper, PUBLISHED)
-    assert verdict.outcome == outcome
+    assert verdict.finding == outcome
     assert verdict.evidence.effect == pytest.approx(effect)
     assert not verdict.evidence.paired
 
@@ -126,12 +129,12 @@ def test_an_interaction_is_the_difference_of_two_relative_effects(by_seed) -> No
     assert verdict.evidence.effect == pytest.approx(expected.value)
     assert verdict.evidence.interval == pytest.approx(expected.interval())
     assert verdict.evidence.paired == by_seed
-    assert verdict.outcome == HOLDS
+    assert verdict.finding == SUPPORTED
     assert (
         judge(
             Claim("", "interaction", "standard", "hamiltonian", ("web/standard", "web/hamiltonian"), -0.17), samples
-        ).outcome
-        == FAILS
+        ).finding
+        == CONTRADICTED
     )
 
 
@@ -147,28 +150,28 @@ def test_verdicts_do_not_depend_on_the_unit(unit, effect, kind) -> None:
 
 def test_nothing_is_rarely_called_an_effect() -> None:
     found = rates(claim("lower"), simulated({"standard": 0, "coupled": 0}))
-    assert found[HOLDS] == pytest.approx(0.025, abs=SLACK)
-    assert found[FAILS] == pytest.approx(0.025, abs=SLACK)
+    assert found[SUPPORTED] == pytest.approx(0.025, abs=SLACK)
+    assert found[CONTRADICTED] == pytest.approx(0.025, abs=SLACK)
 
 
 def test_the_papers_effect_is_rarely_denied_where_it_is_there() -> None:
-    assert rates(claim("lower", -0.01), simulated({"standard": 0, "coupled": -0.01}))[FAILS] < 0.025 + SLACK
+    assert rates(claim("lower", -0.01), simulated({"standard": 0, "coupled": -0.01}))[CONTRADICTED] < 0.025 + SLACK
 
 
 def test_the_papers_effect_is_denied_where_it_is_not() -> None:
-    assert rates(claim("lower", -0.066), simulated({"standard": 0, "coupled": 0}))[FAILS] > 0.9
+    assert rates(claim("lower", -0.066), simulated({"standard": 0, "coupled": 0}))[CONTRADICTED] > 0.9
 
 
-def test_the_smallest_effect_is_found_four_times_in_five() -> None:
-    smallest = judge(claim(), against_standard(0, 0.01, n=5)).evidence.smallest
-    found = rates(claim("lower"), simulated({"standard": 0, "coupled": -smallest}))
-    assert found[HOLDS] == pytest.approx(0.8, abs=2 * SLACK)
+def test_the_detectable_effect_is_detected_with_80_percent_power() -> None:
+    detectable = judge(claim(), against_standard(0, 0.01, n=5)).evidence.detectable
+    found = rates(claim("lower"), simulated({"standard": 0, "coupled": -detectable}))
+    assert found[SUPPORTED] == pytest.approx(0.8, abs=2 * SLACK)
 
 
 def test_equality_is_rarely_wrong_on_either_side_of_the_margin() -> None:
     found = rates(claim("equal"), simulated({"standard": 0, "coupled": 0.01}, spread=0.002))
-    assert found[HOLDS] == pytest.approx(0.05, abs=SLACK)
-    assert found[FAILS] == pytest.approx(0.05, abs=SLACK)
+    assert found[SUPPORTED] == pytest.approx(0.05, abs=SLACK)
+    assert found[CONTRADICTED] == pytest.approx(0.05, abs=SLACK)
 
 
 FAMILY = [claim(primary=True), *(Claim(label, "lower", label, "standard") for label in "abcd")]
@@ -177,16 +180,21 @@ FAMILY = [claim(primary=True), *(Claim(label, "lower", label, "standard") for la
 def test_the_other_claims_of_an_experiment_share_one_error_rate() -> None:
     experiments = simulated(dict.fromkeys(("standard", "coupled", *"abcd"), 0))
     verdicts = [judge_all(FAMILY, samples) for samples in experiments]
-    assert np.mean([v[0].outcome != OPEN for v in verdicts]) == pytest.approx(0.05, abs=SLACK)
-    assert np.mean([any(other.outcome != OPEN for other in v[1:]) for v in verdicts]) < 0.05 + SLACK
+    assert np.mean([excludes_zero(v[0]) for v in verdicts]) == pytest.approx(0.05, abs=SLACK)
+    assert np.mean([any(map(excludes_zero, v[1:])) for v in verdicts]) < 0.05 + SLACK
+
+
+def excludes_zero(verdict) -> bool:
+    low, high = verdict.evidence.interval
+    return low > 0 or high < 0
 
 
 def test_outcome_interval_and_adjusted_p_agree() -> None:
     effects = {"standard": 0, "coupled": 0, "a": -0.03, "b": -0.02, "c": 0.02, "d": -0.01}
     for samples, _ in zip(simulated(effects), range(200), strict=False):
         for verdict in judge_all(FAMILY, samples):
-            low, high = verdict.evidence.interval
-            assert (verdict.outcome != OPEN) == (verdict.evidence.p <= 0.05) == (low > 0 or high < 0)
+            assert (verdict.evidence.p <= 0.05) == excludes_zero(verdict)
+            assert verdict.evidence.equivalent or (verdict.finding != OPEN) == excludes_zero(verdict)
             assert verdict.evidence.confidence >= 0.95 - 1e-12
 
 
@@ -207,23 +215,64 @@ def test_an_experiment_has_one_primary_claim(number) -> None:
 
 def test_one_seed_is_said_and_does_not_raise() -> None:
     verdict = judge(claim(), {"standard": {0: 24.0}, "coupled": {0: 22.0}})
-    assert (verdict.outcome, verdict.evidence) == (OPEN, None)
+    assert (verdict.finding, verdict.evidence) == (OPEN, None)
     assert verdict.sentence == "1 seed: a test needs two."
 
 
-def test_lacking_runs_are_left_out_on_both_sides_and_said() -> None:
+def test_missing_runs_are_left_out_on_both_sides_and_said() -> None:
     whole = against_standard(-0.05, 0.002, n=5)
     some = {label: dict(runs) for label, runs in whole.items()}
-    some["coupled"][1] = math.nan
-    some["coupled"][2] = math.inf
     del some["standard"][3]
     verdict = judge(claim(), some)
-    kept = {label: {seed: runs[seed] for seed in (0, 4)} for label, runs in whole.items()}
+    kept = {label: {seed: runs[seed] for seed in (0, 1, 2, 4)} for label, runs in whole.items()}
     assert verdict.evidence == judge(claim(), kept).evidence
-    assert verdict.sentence.endswith(
-        "; coupled diverged with seed 1, coupled never got there with seed 2, left out in its favour, "
-        "standard has no run with seed 3."
+    assert verdict.finding == SUPPORTED
+    assert verdict.sentence.endswith("; standard has no run with seed 3.")
+
+
+def with_failures(samples, label, *seeds, value=math.nan):
+    return samples | {label: samples[label] | dict.fromkeys(seeds, value)}
+
+
+@pytest.mark.parametrize(
+    ("the_claim", "effect", "who", "better", "outcome"),
+    [
+        (claim("lower"), -0.05, "coupled", "lower", OPEN),  # however good the others are
+        (claim("lower"), -0.05, "standard", "lower", SUPPORTED),  # a failed baseline can only help
+        (claim("lower"), 0.05, "coupled", "lower", CONTRADICTED),
+        (claim("lower"), 0.05, "standard", "lower", OPEN),
+        (claim("lower"), 0.0, "coupled", "lower", OPEN),  # not equivalent: one of them failed
+        (claim("equal"), 0.0, "standard", "lower", OPEN),
+        (claim("higher"), 0.05, "coupled", "lower", SUPPORTED),  # claimed to be worse, and worse still
+        (claim("higher"), 0.05, "coupled", "higher", OPEN),  # accuracy
+        (claim("higher"), 0.05, "standard", "higher", SUPPORTED),
+    ],
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_failed_run_counts_against_its_cell(the_claim, effect, who, better, outcome, value) -> None:
+    verdict = judge(the_claim, with_failures(against_standard(effect, 0.002, n=5), who, 1, value=value), better)
+    assert verdict.finding == outcome
+    assert (
+        f"{who} {'diverged' if math.isnan(value) else 'did not reach it'} with seed 1, which counts" in verdict.sentence
     )
+
+
+@pytest.mark.parametrize(("who", "outcome"), [("coupled", CONTRADICTED), ("standard", SUPPORTED)])
+def test_a_variant_that_always_fails_has_lost(who, outcome) -> None:
+    verdict = judge(claim(), with_failures(against_standard(0, 0.002, n=5), who, *range(5)))
+    assert (verdict.finding, verdict.evidence) == (outcome, None)
+
+
+def test_seeds_in_which_both_fail_say_nothing() -> None:
+    samples = with_failures(with_failures(against_standard(-0.05, 0.002, n=5), "coupled", 1), "standard", 1)
+    assert judge(claim(), samples).finding == SUPPORTED
+
+
+def test_equivalence_is_said_beside_a_contradiction() -> None:
+    verdict = judge(claim("lower", -0.066), against_standard(0, 0.001))
+    assert verdict.finding == CONTRADICTED
+    assert verdict.evidence.equivalent
+    assert "the published −6.60% outside, and the effect lies within the margin of ±1%" in verdict.sentence
 
 
 @pytest.mark.parametrize("kind", ["lower", "higher", "equal", "less_variable", "interaction"])
@@ -242,25 +291,24 @@ def test_no_evidence_is_so_bad_that_judging_fails(kind, by_seed, samples) -> Non
     elsewhere = ("coupled", "standard") if kind == "interaction" else None
     effect = -0.1 if kind == "interaction" else None
     verdict = judge(claim(kind, effect, elsewhere=elsewhere, paired=by_seed), samples)
-    assert (verdict.outcome, verdict.evidence) == (OPEN, None)
+    assert (verdict.finding, verdict.evidence) == (OPEN, None)
     assert verdict.sentence.endswith(".")
 
 
 def test_the_sentence_says_what_was_found_and_why() -> None:
     assert judge(claim("lower", -0.066), against_standard(-0.017, 0.004, n=5)).sentence == (
         "coupled is −1.70% against standard (95% interval −2.20% to −1.20%, 5 paired seeds, p < 0.001): "
-        "on the claimed side, with the paper's −6.60% outside the interval."
+        "the interval lies on the claimed side, with the published −6.60% outside it; 80% power to detect an effect of 0.67%."
     )
     assert judge(claim("equal"), against_standard(0.004, 0.01)).sentence == (
         "coupled is +0.40% against standard (90% interval −1.29% to +2.09%, 3 paired seeds, p = 0.204): "
-        "not within the margin of ±1% and not beyond; the smallest that so many seeds show four times in five is ±2.66%."
+        "the interval lies neither within nor beyond the margin of ±1%; 80% power to show equality within ±2.66%."
     )
     assert judge(
         claim("less_variable", -0.87), {"coupled": around(22.6, 0.04), "standard": around(24, 0.12)}
     ).sentence == (
         "the standard deviation of coupled is 0.33× that of standard (95% interval 0.05× to 2.08×, 3 and 3 seeds, p = 0.200): "
-        "no effect and the paper's 0.13× are both inside the interval; the smallest that so many seeds show four times in five "
-        "is 0.08×."
+        "zero and the published 0.13× lie inside the interval; 80% power to detect a ratio of 0.08×."
     )
 
 

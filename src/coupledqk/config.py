@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from . import registry
 from .errors import CoupledQKError, unknown
+from .measure import ACCURACY, PERPLEXITY, Measure
 from .schema import check_fields, require, to_dict
 
 
@@ -173,6 +174,11 @@ class DataConfig:
             require(value is None or value >= 2, name, value, "at least 2")
         tokenizer_size(self.tokenizer)
 
+    @property
+    def measure(self) -> Measure:
+        """What the task is judged by."""
+        return PERPLEXITY
+
 
 @dataclass(frozen=True)
 class LMConfig(DataConfig):
@@ -222,6 +228,11 @@ class MQARConfig:
                 "out, or choose protocol 'zoology'"
             )
 
+    @property
+    def measure(self) -> Measure:
+        """What the task is judged by."""
+        return ACCURACY
+
 
 @dataclass(frozen=True)
 class GLUEConfig:
@@ -237,6 +248,11 @@ class GLUEConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.max_examples is None or self.max_examples >= 1, "max_examples", self.max_examples, "at least 1")
+
+    @property
+    def measure(self) -> Measure:
+        """What the task is judged by."""
+        return ACCURACY
 
 
 TaskConfig = LMConfig | AdaptConfig | MQARConfig | GLUEConfig

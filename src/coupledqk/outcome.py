@@ -7,31 +7,20 @@ number is not finite (a run that diverged, the deviation of a single seed).
 import dataclasses
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from .errors import CoupledQKError
 from .files import write_atomic
-from .schema import from_dict
+from .measure import ACCURACY, MEASURES, PERPLEXITY, Measure
+from .schema import check_fields, from_dict, require
 
-FORMAT = 1
+FORMAT = 2
 Status = Literal["finished", "failed", "interrupted", "running", "waiting"]
-VerdictOutcome = Literal["holds here", "does not hold here", "cannot tell with this many seeds"]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What is compared."""
-
-    name: str
-    """perplexity, accuracy ..."""
-    key: str
-    """Where a run's result.json has it, such as best.perplexity."""
-    better: Literal["lower", "higher"]
-    definition: str
-    """In a sentence, without a full stop."""
+ClaimKind = Literal["lower", "higher", "equal", "less_variable", "interaction"]
+Finding = Literal["supported", "contradicted", "equivalent", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Change:
 
     baseline: str
     effect: float
-    interval: tuple[float, ...]
+    interval: tuple[float, float]
     n: int
     """Seeds that both rows have."""
 
@@ -67,13 +56,14 @@ class Row:
     n: int
     final: dict[int, float]
     """The same metric at the last step."""
-    bits_per_byte: float | None
+    companions: dict[str, float]
+    """Mean values of what is shown beside the metric, by key."""
     paper: Published | None
     parameters: int | None
     tokens_per_second: float | None
     seconds: float | None
     change: Change | None = None
-    """Against the row's baseline; `lab.changes.with_changes` computes it."""
+    """Against the row's baseline."""
 
     @property
     def final_mean(self) -> float | None:
@@ -83,42 +73,94 @@ class Row:
 
 
 @dataclass(frozen=True)
-class ClaimRecord:
-    """A `lab.verdicts.Claim`."""
+class Claim:
+    """One contrast between cells of an experiment. Effects are relative: −0.066 is 6.6% of the baseline's mean below it."""
 
     text: str
-    kind: Literal["lower", "higher", "equal", "less_variable", "interaction"]
+    """The claim in words."""
+    kind: ClaimKind
     variant: str
+    """A cell's label, as is `baseline`."""
     baseline: str
-    elsewhere: tuple[str, ...] | None
-    paper_effect: float | None
-    margin: float
-    paired: bool
-    primary: bool
-    source: str
+    elsewhere: tuple[str, str] | None = None
+    """Of an interaction: the variant and the baseline on the other corpus. Its effect is the difference of the two effects."""
+    paper_effect: float | None = None
+    """The published effect, if there is one. Of less_variable: the ratio of standard deviations, less 1."""
+    margin: float = 0.01
+    """Effects within ±margin count as equivalent to none."""
+    paired: bool = True
+    """Seed by seed. If not, each cell counts all its seeds; an interaction stays paired within each corpus."""
+    primary: bool = False
+    """The one claim of its experiment that was chosen before running, and that is not corrected for the others."""
+    source: str = ""
+    """The paper's table."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.variant != self.baseline, "variant", self.variant, "another cell than the baseline")
+        needed = 2 if self.kind == "interaction" else 0
+        require(len(self.elsewhere or ()) == needed, "elsewhere", self.elsewhere, f"{needed} labels for {self.kind}")
+        require(self.margin > 0, "margin", self.margin, "a share of the baseline's mean above 0, such as 0.01")
+        sign = math.copysign(1, self.paper_effect) if self.paper_effect else None
+        if self.kind == "interaction":
+            require(sign is not None, "paper_effect", self.paper_effect, "the effect whose sign is claimed")
+        elif self.kind != "equal":
+            require(sign in (None, self.side), "paper_effect", self.paper_effect, f"an effect that is {self.kind}")
+
+    @property
+    def side(self) -> int:
+        """The sign of the claimed effect; 0 for equality."""
+        if self.kind == "interaction":
+            return 1 if (self.paper_effect or 0) > 0 else -1
+        return {"lower": -1, "less_variable": -1, "higher": 1, "equal": 0}[self.kind]
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Labels of cells that are taken seed by seed with one another."""
+        here = (self.variant, self.baseline)
+        if self.kind == "less_variable" or not (self.paired or self.elsewhere):
+            return [(self.variant,), (self.baseline,)]
+        if self.elsewhere is None:
+            return [here]
+        return [here + self.elsewhere] if self.paired else [here, self.elsewhere]
 
 
 @dataclass(frozen=True)
-class EvidenceRecord:
-    """A `lab.verdicts.Evidence`."""
+class Evidence:
+    """What was measured, in the units of `Claim.paper_effect`."""
 
     effect: float
-    interval: tuple[float, ...]
+    interval: tuple[float, float]
     confidence: float
+    """Of the interval. It is higher where several claims share one error rate."""
     p: float
-    n: tuple[int, ...]
+    """Of the hypothesis of no effect; of equal, that it is beyond the margin. Adjusted by Holm's method where claims share."""
+    n: tuple[int, int]
+    """Seeds on either side of the contrast."""
     paired: bool
-    smallest: float
+    detectable: float
+    """The effect, as a magnitude, or the margin of equal, that a test with these seeds detects with 80% power."""
+    equivalent: bool = False
+    """Whether the effect lies within ±margin: two one-sided tests at the claim's level (a 90% interval at 5%)."""
+    failed: tuple[int, int] = (0, 0)
+    """Seeds of the variant and of the baseline that diverged or never reached what the measure asks for."""
 
 
 @dataclass(frozen=True)
-class VerdictRecord:
-    """A `lab.verdicts.Verdict`: `from_dict(VerdictRecord, asdict(verdict))`."""
+class Verdict:
+    """What the runs say about a claim.
 
-    claim: ClaimRecord
-    outcome: VerdictOutcome
+    Contradicted: the interval lies on the other side, or contains zero and excludes the published effect. Equivalent: the 90%
+    interval lies within ±margin. Supported: the interval lies on the claimed side; for a claim of equality, within ±margin.
+    Inconclusive: none of these. Equivalence beside a contradiction is in `evidence.equivalent`.
+    """
+
+    claim: Claim
+    finding: Finding
     sentence: str
-    evidence: EvidenceRecord | None
+    """What was found and why it leads to this finding."""
+    evidence: Evidence | None
+    """None where no test could be made; the sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +179,7 @@ class CellRecord:
     train: tuple[tuple[float, ...], ...]
     """(step, tokens, loss), averaged to a few points."""
     valid: tuple[tuple[float, ...], ...]
-    """(step, tokens, loss, perplexity or accuracy)."""
+    """(step, tokens, loss, the task's measure)."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +203,12 @@ class Outcome:
     scale: str
     date: str
     command: str
-    metric: Metric
+    metric: Measure
+    """What is compared."""
+    task_measure: Measure
+    """What the curves show. It differs from the metric where something is derived from the curves."""
     rows: tuple[Row, ...]
-    verdicts: tuple[VerdictRecord, ...]
+    verdicts: tuple[Verdict, ...]
     cells: tuple[CellRecord, ...]
     config: dict[str, Any]
     """The base configuration, without the places of this machine."""
@@ -198,14 +243,47 @@ def read(path: str | Path) -> Outcome:
     data = _load(Path(path))
     if not _is_outcome(data):
         raise CoupledQKError(f"{path} is not the outcome of an experiment: expected a file of `coupledqk reproduce`")
-    if data["format"] != FORMAT:
+    if data["format"] not in (1, FORMAT):
         raise CoupledQKError(
-            f"{path} has format {data['format']!r}, this version reads {FORMAT}: write it again with `coupledqk reproduce`"
+            f"{path} has format {data['format']!r}, this version reads 1 to {FORMAT}: update coupledqk, or write it again with "
+            "`coupledqk reproduce`"
         )
     try:
+        if data["format"] == 1:
+            data = _from_format_1(data)
         return from_dict(Outcome, data, null_is_nan=True)
     except CoupledQKError as error:
         raise CoupledQKError(f"{path} is damaged: {error}") from None
+
+
+_FINDINGS_1: dict[str, Finding] = {
+    "holds here": "supported",
+    "does not hold here": "contradicted",
+    "cannot tell with this many seeds": "inconclusive",
+}
+
+
+def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Rewrites an outcome of format 1 in terms of format 2. What cannot be mapped is left for the decoder to name."""
+    data["format"] = FORMAT
+    if isinstance(metric := data.get("metric"), dict):
+        key = str(metric.get("key")).removeprefix("best.").partition(".")[0]
+        data["metric"] = replace(MEASURES.get(key, PERPLEXITY), definition=str(metric.get("definition")))
+        data["task_measure"] = ACCURACY if metric.get("better") == "higher" else PERPLEXITY
+    for row in _tables(data, "rows"):
+        bits = row.pop("bits_per_byte", None)
+        row["companions"] = {} if bits is None else {"bits_per_byte": bits}
+    for verdict in _tables(data, "verdicts"):
+        found = verdict.pop("outcome", None)
+        verdict["finding"] = _FINDINGS_1.get(found, found)
+        if isinstance(evidence := verdict.get("evidence"), dict):
+            evidence["detectable"] = evidence.pop("smallest", None)
+    return data
+
+
+def _tables(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    listed = data.get(key)
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
 def read_all(folder: str | Path) -> list[Outcome]:

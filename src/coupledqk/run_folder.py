@@ -165,11 +165,6 @@ def task_name(config: RunConfig) -> str:
     return task.dataset if isinstance(task, GLUEConfig) else task.kind
 
 
-def measure_name(config: RunConfig) -> Literal["perplexity", "accuracy"]:
-    """What a run is judged by."""
-    return "perplexity" if isinstance(config.task, DataConfig) else "accuracy"
-
-
 def default_name(config: RunConfig) -> str:
     """A readable folder name that no other run has."""
     return f"{task_name(config)}-{variant_name(config)}-s{config.seed}-{identity(config)}"

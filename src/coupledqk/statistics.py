@@ -1,6 +1,6 @@
 """What a few seeds can say: differences of means, ratios of spreads, and how sure they are.
 
-An estimate knows its interval, its p and the smallest effect it could have shown. Values are one number per seed.
+An estimate knows its interval, its p and the effect it has 80% power to detect. Values are one number per seed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Estimate:
 
     value: float
     standard_error: float
-    freedom: float
+    df: float
+    """Degrees of df."""
 
     def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float]:
         margin = self._quantile((1 - confidence) / 2) * self.standard_error
@@ -61,29 +62,29 @@ class Estimate:
 
     def p(self) -> float:
         """Two-sided, that there is no difference."""
-        return float(2 * scipy_special().stdtr(self.freedom, -abs(self.value) / self.standard_error))
+        return float(2 * scipy_special().stdtr(self.df, -abs(self.value) / self.standard_error))
 
     def p_equal(self, margin: float) -> float:
         """Of two one-sided tests, that the difference is beyond ±margin. At most `level` when the interval of confidence
         1 − 2 · level lies within the margin."""
-        return float(scipy_special().stdtr(self.freedom, (abs(self.value) - margin) / self.standard_error))
+        return float(scipy_special().stdtr(self.df, (abs(self.value) - margin) / self.standard_error))
 
-    def smallest(self, level: float = LEVEL, power: float = POWER) -> float:
-        """The smallest difference that the two-sided test finds with this power, if the spread is as observed."""
+    def detectable_effect(self, level: float = LEVEL, power: float = POWER) -> float:
+        """The smallest difference that the two-sided test detects with this power, if the spread is as observed."""
         # The test's other tail does not matter: at this power it is hit about once in a million.
-        beyond = scipy_special().nctdtrinc(self.freedom, 1 - power, self._quantile(level / 2))
+        beyond = scipy_special().nctdtrinc(self.df, 1 - power, self._quantile(level / 2))
         return float(beyond * self.standard_error)
 
-    def smallest_margin(self, level: float = LEVEL, power: float = POWER) -> float:
+    def detectable_margin(self, level: float = LEVEL, power: float = POWER) -> float:
         """The smallest margin within which equality is found with this power, if it is true and the spread as observed."""
-        return _margin_in_errors(self.freedom, level, power) * self.standard_error
+        return _margin_in_errors(self.df, level, power) * self.standard_error
 
     def _quantile(self, tail: float) -> float:
-        return -float(scipy_special().stdtrit(self.freedom, tail))
+        return -float(scipy_special().stdtrit(self.df, tail))
 
 
 @cache
-def _margin_in_errors(freedom: float, level: float, power: float) -> float:
+def _margin_in_errors(df: float, level: float, power: float) -> float:
     import numpy as np
 
     special = scipy_special()
@@ -91,7 +92,7 @@ def _margin_in_errors(freedom: float, level: float, power: float) -> float:
 
     # Given the sample's spread, the sample's mean is normal: average over a thousand equally likely spreads.
     chances = (np.arange(1000) + 0.5) / 1000
-    bounds = special.stdtrit(freedom, 1 - level) * np.sqrt(special.chdtri(freedom, chances) / freedom)
+    bounds = special.stdtrit(df, 1 - level) * np.sqrt(special.chdtri(df, chances) / df)
 
     def too_much(margin: float) -> float:
         return np.maximum(2 * special.ndtr(margin - bounds) - 1, 0).mean() - power
@@ -110,15 +111,15 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
 
 
 def welch(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Mean of ours − mean of theirs, from seeds of their own; their spreads may differ. Freedom is Satterthwaite's."""
+    """Mean of ours − mean of theirs, from seeds of their own; their spreads may differ (Satterthwaite's degrees of df)."""
     parts = []
     for values in (ours, theirs):
         _check(values, least=2)
         parts.append((_std(values) ** 2 / len(values), len(values) - 1))
     variance = sum(part for part, _ in parts)
     _check_spread(math.sqrt(variance), *ours, *theirs)
-    freedom = variance**2 / sum(part**2 / free for part, free in parts)
-    return Estimate(fmean(ours) - fmean(theirs), math.sqrt(variance), freedom)
+    df = variance**2 / sum(part**2 / own for part, own in parts)
+    return Estimate(fmean(ours) - fmean(theirs), math.sqrt(variance), df)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class SpreadRatio:
     """
 
     value: float
-    freedom: tuple[int, int]
+    df: tuple[int, int]
 
     def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float]:
         tail = (1 - confidence) / 2
@@ -138,14 +139,14 @@ class SpreadRatio:
     def p(self) -> float:
         """Two-sided, that the spreads are equal."""
         special = scipy_special()
-        return float(2 * min(special.fdtr(*self.freedom, self.value**2), special.fdtrc(*self.freedom, self.value**2)))
+        return float(2 * min(special.fdtr(*self.df, self.value**2), special.fdtrc(*self.df, self.value**2)))
 
-    def smallest(self, level: float = LEVEL, power: float = POWER) -> float:
-        """The largest ratio below 1 that the two-sided test finds with this power: the smallest reduction of the spread."""
+    def detectable_ratio(self, level: float = LEVEL, power: float = POWER) -> float:
+        """The largest ratio below 1 that the two-sided test detects with this power."""
         return math.sqrt(self._quantile(level / 2) / self._quantile(power))
 
     def _quantile(self, probability: float) -> float:
-        return float(scipy_special().fdtri(*self.freedom, probability))
+        return float(scipy_special().fdtri(*self.df, probability))
 
 
 def spread_ratio(ours: Sequence[float], theirs: Sequence[float]) -> SpreadRatio:
@@ -212,6 +213,17 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
             failed = p_values[place] > share
         levels[place] = share
     return levels
+
+
+def failures_p(ours: int, n_ours: int, theirs: int, n_theirs: int) -> float:
+    """Fisher's exact test, two-sided by doubling, that failures are as likely among ours as among theirs.
+
+    Where runs are paired and failures depend on the seed, the test is conservative.
+    """
+    total, everything = ours + theirs, n_ours + n_theirs
+    ways = [math.comb(n_ours, k) * math.comb(n_theirs, total - k) for k in range(total + 1)]
+    tail = min(sum(ways[ours:]), sum(ways[: ours + 1])) / math.comb(everything, total)
+    return min(1.0, 2 * tail)
 
 
 def _ascending(p_values: Sequence[float]) -> list[int]:

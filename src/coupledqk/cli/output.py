@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run_folder import RunFolder, measure_name
+from ..run_folder import RunFolder
 from ..terminal import table
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def exit_unless_finished(queue: "Queue") -> None:
 
 def results_table(runs: Sequence[RunFolder]) -> str:
     """One row per finished run of one task: best and final measure, parameters, speed."""
-    measure = measure_name(runs[0].config)
-    beside, form = ("bits_per_byte", ".2f") if measure == "perplexity" else ("loss", ".4f")
+    measure = runs[0].config.task.measure
     rows = []
     for run in runs:
         best, final, speed = run.result["best"], run.result["final"], run.result["tokens_per_second"]
@@ -80,12 +79,13 @@ def results_table(runs: Sequence[RunFolder]) -> str:
             [
                 run.info["variant"],
                 str(run.config.seed),
-                f"{best[measure]:{form}}",
-                f"{final[measure]:{form}}",
-                f"{best[beside]:.4f}",
+                measure.show(best[measure.key]),
+                measure.show(final[measure.key]),
+                *(beside.show(best[beside.key]) for beside in measure.companions),
                 f"{run.info['parameters']:,}",
                 f"{speed:,.0f}" if speed else "",
             ]
         )
-    head = ["attention", "seed", f"{measure}: best", "final", beside.replace("_", " "), "parameters", "tokens/s"]
-    return f"{table(head, rows)}\n\n{measure.capitalize()}: {runs[0].result['definition']}."
+    beside = [companion.name for companion in measure.companions]
+    head = ["attention", "seed", f"{measure.name}: best", "final", *beside, "parameters", "tokens/s"]
+    return f"{table(head, rows)}\n\n{measure.name.capitalize()}: {runs[0].result['definition']}."

@@ -33,23 +33,23 @@ class Runs:
                 raise CoupledQKError(
                     f"{folder}: no such folder; name the one that holds runs, as in `coupledqk runs demo`"
                 )
-        rows = [describe(run) for folder in folders for run in find_runs(folder)]
+        runs = [run for folder in folders for run in find_runs(folder)]
+        rows = [describe(run) for run in runs]
         if self.json:
             print(json.dumps(rows, indent=2))
             return
         if not rows:
             print(f"no runs below {', '.join(map(str, folders))}; `coupledqk train` makes one")
             return
-        head = ["run", "attention", "seed", "status", "step", "best perplexity", "bits per byte", "accuracy"]
-        print(table(head, [[cell(row[key]) for key in KEYS] for row in rows]))
-
-
-KEYS = ("run", "attention", "seed", "status", "step", "perplexity", "bits_per_byte", "accuracy")
+        keys = ("run", "attention", "seed", "status", "step")
+        cells = [[*(str(row[key]) for key in keys), best(run, row)] for run, row in zip(runs, rows, strict=True)]
+        print(table([*keys, "best validation"], cells))
 
 
 def describe(run: RunFolder) -> dict[str, Any]:
     config, valid, train = run.config, run.metrics("valid"), run.metrics("train")
-    best = min(valid, key=lambda record: record["loss"], default={})
+    lowest = min(valid, key=lambda record: record["loss"], default={})
+    measure = config.task.measure
     step = max((record["step"] for record in (*valid[-1:], *train[-1:])), default=0)
     return {
         "run": str(run.path),
@@ -58,12 +58,17 @@ def describe(run: RunFolder) -> dict[str, Any]:
         "corpus": task_name(config),
         "status": run.status,
         "step": f"{step}/{config.train.steps}",
-        "perplexity": best.get("perplexity"),
-        "bits_per_byte": best.get("bits_per_byte"),
-        "accuracy": best.get("accuracy"),
+        **{each.key: lowest.get(each.key) for each in (measure, *measure.companions)},
         "identity": identity(config),
     }
 
 
-def cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+def best(run: RunFolder, row: dict[str, Any]) -> str:
+    """The measure of the run's task at its best validation, with what is shown beside it."""
+    measure = run.config.task.measure
+    shown = [
+        f"{each.name} {each.show(row[each.key])}"
+        for each in (measure, *measure.companions)
+        if row[each.key] is not None
+    ]
+    return ", ".join(shown)

@@ -73,7 +73,7 @@ def train_one(
 
     def consumers(run: RunFolder) -> list[Consumer]:
         others = [*([logs.tensorboard(run.path)] if tensorboard else []), *([logs.wandb(run)] if wandb else [])]
-        return [training_progress(label or out.name, config.train.steps), *others]
+        return [training_progress(label or out.name, config), *others]
 
     with stop_on_signals() as stop:
         run = train_run(config, out, consumers, stop, tokenizing)

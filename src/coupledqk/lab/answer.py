@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..outcome import EvidenceRecord, Outcome, Row, VerdictRecord
-from ..report.tables import percent
+from ..formats import detectable, percent, uncertainty
+from ..outcome import Outcome, Row, Verdict
 
 
 def answer(
@@ -18,36 +18,35 @@ def answer(
     return " ".join(sentences), _coherence(text, coherence.get(text), why_not)
 
 
-def _finding(verdict: VerdictRecord, text: str) -> Iterator[str]:
-    """Whether, how much, how sure; and what could have been seen."""
-    ours, theirs, evidence = verdict.claim.variant, verdict.claim.baseline, verdict.evidence
+def _finding(verdict: Verdict, text: str) -> Iterator[str]:
+    """Whether, how much, how sure; and what the comparison had the power to detect."""
+    claim, evidence = verdict.claim, verdict.evidence
+    yield {
+        "supported": f"Coupling helps on {text}:",
+        "contradicted": f"Coupling hurts on {text}:",
+        "equivalent": f"Coupling makes no difference of {100 * claim.margin:.3g}% or more on {text}:",
+        "inconclusive": f"The comparison on {text} is inconclusive:",
+    }[verdict.finding]
     if evidence is None:
-        yield f"Whether coupling helps on {text} cannot be told: {verdict.sentence}"
+        yield verdict.sentence
         return
-    outcomes = {"holds here": ("helps", "lower"), "does not hold here": ("does harm", "higher")}
-    if verdict.outcome in outcomes:
-        does, side = outcomes[verdict.outcome]
-        size = f"{abs(evidence.effect):.2%} {side} than that of {theirs} {_sure(evidence)}"
-        yield f"Coupling {does} on {text}: the perplexity of {ours} is {size}."
-    else:
-        yield (
-            f"Whether coupling helps on {text} cannot be told with {evidence.n[0]} seeds: the perplexity of {ours} is "
-            f"{percent(evidence.effect)} against that of {theirs} {_sure(evidence)}, and the interval includes no effect."
-        )
-    yield f"An effect of {evidence.smallest:.2%} or more would have been found at least four times in five."
-
-
-def _sure(evidence: EvidenceRecord) -> str:
-    low, high = map(percent, evidence.interval)
-    p = "p < 0.001" if evidence.p < 0.001 else f"p = {evidence.p:.3f}"
-    return f"({100 * evidence.confidence:.3g}% interval {low} to {high}, {evidence.n[0]} paired seeds, {p})"
+    low, high = evidence.interval
+    zero = ", and zero lies inside the interval" if low < 0 < high else ""
+    yield (
+        f"the perplexity of {claim.variant} is {percent(evidence.effect)} against that of {claim.baseline} "
+        f"({uncertainty(claim, evidence)}){zero}."
+    )
+    if any(evidence.failed):
+        ours, theirs = evidence.failed
+        yield f"Runs that diverged count against their attention: {claim.variant} {ours}, {claim.baseline} {theirs}."
+    yield f"The comparison had 80% power to detect an effect of {detectable(claim, evidence)}."
 
 
 def _costs(standard: Row, coupled: Row) -> Iterator[str]:
     parts = []
     if standard.parameters and coupled.parameters:
         more = coupled.parameters - standard.parameters
-        parts.append(f"{more:,} parameters more ({percent(more / standard.parameters)})")
+        parts.append(f"{more:,} more parameters ({percent(more / standard.parameters)})")
     if standard.tokens_per_second and coupled.tokens_per_second:
         longer = standard.tokens_per_second / coupled.tokens_per_second
         speeds = f"{coupled.tokens_per_second:,.0f} against {standard.tokens_per_second:,.0f} tokens a second"
@@ -61,18 +60,16 @@ def _others(outcome: Outcome) -> Iterator[str]:
     named: dict[str, list[str]] = {}
     for verdict in outcome.verdicts:
         if not verdict.claim.primary:
-            named.setdefault(verdict.outcome, []).append(verdict.claim.variant)
-    lists = [
-        f"{', '.join(named[kind])} {words}"
-        for kind, words in (
-            ("holds here", "came out better than standard"),
-            ("does not hold here", "came out worse"),
-            ("cannot tell with this many seeds", "cannot be told from standard"),
-        )
-        if kind in named
-    ]
+            named.setdefault(verdict.finding, []).append(verdict.claim.variant)
+    words = {
+        "supported": "better than standard",
+        "contradicted": "worse than standard",
+        "equivalent": "equivalent to standard",
+        "inconclusive": "inconclusive",
+    }
+    lists = [f"{', '.join(named[finding])}: {said}" for finding, said in words.items() if finding in named]
     if lists:
-        yield f"Of the others, corrected for their number: {'; '.join(lists)}."
+        yield f"The others, corrected for their number: {'; '.join(lists)}."
 
 
 def _coherence(text: str, measured: Mapping[str, Any] | None, why_not: str) -> str:

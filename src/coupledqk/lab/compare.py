@@ -18,17 +18,16 @@ from ..data.corpora import open_corpus
 from ..data.shards import Progress, prepare
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..outcome import Outcome, write
+from ..measure import PERPLEXITY
+from ..outcome import Claim, Outcome, write
 from ..recipes import RECIPES, recipe
 from ..run_folder import task_name
 from ..schema import require
 from .answer import answer
 from .cells import Plan
-from .changes import with_changes
 from .coherence import coherence
-from .experiment import METRICS, Experiment, Grid, Scale
+from .experiment import Experiment, Grid, Scale
 from .outcomes import outcome as found_so_far
-from .verdicts import Claim
 
 COUPLED = ("standard", "euler")
 OTHERS = ("hamiltonian", "diff", "mlp_only", "query_residual", "key_residual", "kick", "drift", "linear", "shared_mlp")
@@ -184,7 +183,7 @@ def comparison(text: Text, choice: Choice, variants: Sequence[str]) -> Experimen
         "of them the same initial weights and the same order of the text. The models are small: larger ones may differ."
     )
     scale = Scale(
-        metric=METRICS["perplexity"],
+        metric=PERPLEXITY,
         grid=(Grid(tuple(variants)),),
         recipe="mini",
         seeds=SEEDS,
@@ -196,7 +195,7 @@ def comparison(text: Text, choice: Choice, variants: Sequence[str]) -> Experimen
 
 def conclude(plan: Plan, text: Text, command: str) -> Outcome:
     """What came out, with the answer in words and the corpus' coherence, into the plan's outcome file."""
-    found = with_changes(found_so_far(plan))
+    found = found_so_far(plan)
     config = {**found.config, "task": {**found.config["task"], "corpus": text.name}}
     measured, why_not = _coherence(plan, text)
     words = answer(found, text.name, measured, why_not)

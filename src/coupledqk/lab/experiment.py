@@ -29,36 +29,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..config import RunConfig
 from ..errors import CoupledQKError, unknown
-from ..outcome import Metric, Published
+from ..measure import MEASURES, Measure
+from ..outcome import Claim, Published
 from ..run_folder import default_name
 from ..schema import decode, from_dict, require
-from .verdicts import Claim, check_primary
+from .verdicts import check_primary
 
 FOLDER = files("coupledqk.lab") / "experiments"
-
-MetricName = Literal["perplexity", "bits_per_byte", "accuracy", "tokens_to_reach"]
-METRICS: dict[MetricName, Metric] = {
-    "perplexity": Metric(
-        "perplexity", "best.perplexity", "lower", "exp of the mean loss per token of the validation text, at its best"
-    ),
-    "bits_per_byte": Metric(
-        "bits per byte", "best.bits_per_byte", "lower", "of the validation text, at the best validation"
-    ),
-    "accuracy": Metric(
-        "accuracy", "best.accuracy", "higher", "share of correct answers, at the lowest validation loss"
-    ),
-    "tokens_to_reach": Metric(
-        "tokens to reach standard's final loss",
-        "tokens_to_reach.standard",
-        "lower",
-        "training tokens seen when the validation loss first was at or below the final one of standard with the same seed, "
-        "interpolated between evaluations",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -89,7 +70,7 @@ class Needs:
 class Scale:
     """An experiment at one size."""
 
-    metric: Metric
+    metric: Measure
     grid: tuple[Grid, ...]
     recipe: str
     seeds: tuple[int, ...]
@@ -130,7 +111,7 @@ class Cell:
 class ListedScale:
     """An experiment at one size whose runs are listed one by one. Such experiments are built in Python, not read from TOML."""
 
-    metric: Metric
+    metric: Measure
     cells: tuple[Cell, ...]
     published: dict[str, Published] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -223,12 +204,18 @@ def _experiment(name: str, data: dict[str, Any]) -> Experiment:
 def _scale(data: dict[str, Any], name: str) -> Scale:
     try:
         if "metric" in data:
-            data["metric"] = METRICS[decode(MetricName, data["metric"], "metric")]
+            data["metric"] = _metric(data["metric"])
         if isinstance(data.get("grid"), list):
             data["grid"] = [_with_named_values(grid) for grid in data["grid"]]
         return from_dict(Scale, data)
     except CoupledQKError as error:
         raise CoupledQKError(f"[{name}] {error}") from None
+
+
+def _metric(name: Any) -> Measure:
+    if not isinstance(name, str) or name not in MEASURES:
+        raise unknown("metric", name, MEASURES)
+    return MEASURES[name]
 
 
 def _with_named_values(grid: Any) -> Any:

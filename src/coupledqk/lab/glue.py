@@ -6,10 +6,11 @@ from typing import Any
 
 from ..config import text_of
 from ..errors import CoupledQKError
+from ..measure import ACCURACY
+from ..outcome import Claim
 from ..recipes import glue_recipe
 from ..run_folder import RunFolder, variant_name
-from .experiment import METRICS, Cell, Experiment, ListedScale
-from .verdicts import Claim
+from .experiment import Cell, Experiment, ListedScale
 
 MARGIN = 0.01
 """Differences in accuracy below 1% of the baseline's count as none."""
@@ -43,7 +44,7 @@ def fine_tuning_experiment(
     if not cells:
         raise CoupledQKError("fine-tune what? Name at least one run folder of a language model")
     caption = f"Language models fine-tuned on {n_examples:,} examples of {task}, seed i from the pretraining of seed i."
-    scale = ListedScale(METRICS["accuracy"], tuple(cells), claims=_claims(cells, task))
+    scale = ListedScale(ACCURACY, tuple(cells), claims=_claims(cells, task))
     title, source, command = f"Fine-tuning on {task}", "your own runs", f"coupledqk glue --task {task}"
     return Experiment("fine-tuning", title, source, caption, {task: scale}, command=command)
 

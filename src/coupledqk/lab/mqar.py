@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..errors import CoupledQKError
+from ..measure import ACCURACY
+from ..outcome import Claim
 from ..recipes import RECIPES
-from .experiment import METRICS, Experiment, Grid, Scale
-from .verdicts import Claim
+from .experiment import Experiment, Grid, Scale
 
 RECIPE = {"mini": "mqar-mini", "paper": "mqar"}
 STEPS = {"mini": (1_500,), "paper": (10_000, 20_000)}
@@ -46,7 +47,7 @@ def recall_experiment(
     }
     grid = Grid(tuple(dict.fromkeys(variants)), "{variant}, {steps} steps, lr {lr}", axes)
     recall = Scale(
-        metric=METRICS["accuracy"],
+        metric=ACCURACY,
         grid=(grid,),
         recipe=RECIPE[scale],
         seeds=tuple(dict.fromkeys(seeds)),

@@ -1,22 +1,22 @@
 """From run folders to the outcome of an experiment. Torch-free."""
 
-import dataclasses
 import datetime
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .. import outcome as report
 from .. import provenance
 from ..config import identity
-from ..outcome import CellRecord, Origin, Outcome, Row, VerdictRecord
+from ..measure import TOKENS_TO_REACH, Measure
+from ..outcome import CellRecord, Change, Origin, Outcome, Row, write
 from ..run_folder import RunFolder
-from ..schema import flat, from_dict, to_dict
+from ..schema import flat, to_dict
+from ..statistics import UntestableError, paired, relative_differences
 from .cells import Cell, Plan, base_config, failure, status
-from .changes import with_changes
 from .verdicts import judge_all
 
 CURVE_POINTS = 60
@@ -28,8 +28,8 @@ Values = dict[str, dict[int, float]]
 
 
 def write_outcome(plan: Plan) -> Outcome:
-    found = with_changes(outcome(plan))
-    report.write(found, plan.outcome)
+    found = outcome(plan)
+    write(found, plan.outcome)
     return found
 
 
@@ -39,8 +39,10 @@ def outcome(plan: Plan) -> Outcome:
     best, final = measured(plan, "best"), measured(plan, "final")
     finished = [plan.run(cell) for cell in plan.cells if plan.run(cell).result]
     base = to_dict(base_config(scale))
-    definition = finished[0].result["definition"] if finished and scale.metric.name == "perplexity" else None
-    return Outcome(
+    metric, task_measure = scale.metric, plan.cells[0].config.task.measure
+    if finished and metric == task_measure:
+        metric = replace(metric, definition=finished[0].result["definition"])
+    found = Outcome(
         experiment=experiment.name,
         title=experiment.title,
         source=experiment.source,
@@ -48,35 +50,34 @@ def outcome(plan: Plan) -> Outcome:
         scale=plan.scale_name,
         date=datetime.date.today().isoformat(),
         command=experiment.command or f"coupledqk reproduce {experiment.name} --scale {plan.scale_name}",
-        metric=dataclasses.replace(scale.metric, definition=definition or scale.metric.definition),
+        metric=metric,
+        task_measure=task_measure,
         rows=tuple(_row(plan, label, best[label], final[label]) for label in plan.labels),
-        verdicts=tuple(
-            from_dict(VerdictRecord, dataclasses.asdict(verdict)) for verdict in judge_all(scale.claims, best)
-        ),
+        verdicts=tuple(judge_all(scale.claims, best, scale.metric.better)),
         cells=tuple(_record(plan, cell, flat(base)) for cell in plan.cells),
         config=_without_places(base),
         origin=_origin(finished),
     )
+    return with_changes(found)
 
 
 def measured(plan: Plan, which: str) -> Values:
     """The metric of every finished cell, at its best or at the end; NaN for a run that diverged, infinity for one that never
-    got there."""
-    key, place = plan.scale.metric.key.split(".")
+    reached what its metric asks for."""
     values: Values = {label: {} for label in plan.labels}
     for cell in plan.cells:
         run = plan.run(cell)
-        if run.result and key == "tokens_to_reach":
-            if (tokens := _tokens_to_reach(plan, cell, baseline=place)) is not None:
+        if run.result and plan.scale.metric == TOKENS_TO_REACH:
+            if (tokens := _tokens_to_reach(plan, cell)) is not None:
                 values[cell.label][cell.seed] = tokens
         elif run.result:
-            values[cell.label][cell.seed] = run.result[which][place]
+            values[cell.label][cell.seed] = run.result[which][plan.scale.metric.key]
         elif failure(run).get("diverged"):
             values[cell.label][cell.seed] = math.nan
     return values
 
 
-def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str) -> float | None:
+def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str = "standard") -> float | None:
     """Infinite if the loss was never reached; None while the baseline of this seed is not finished."""
     other = next((c for c in plan.cells if c.label == baseline and c.seed == cell.seed), None)
     target = plan.run(other).result.get("final", {}).get("loss") if other else None
@@ -97,7 +98,6 @@ def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]
     runs = [plan.run(cell) for cell in plan.cells if cell.label == label]
     finished = [run for run in runs if run.result]
     values = [value for value in best.values() if math.isfinite(value)]
-    bits = [run.result["best"]["bits_per_byte"] for run in finished if "bits_per_byte" in run.result["best"]]
     seconds = [run.result["seconds"] for run in finished if run.result["seconds"]]
     speeds = [run.result["tokens_per_second"] for run in finished if run.result["tokens_per_second"]]
     return Row(
@@ -107,7 +107,7 @@ def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]
         std=statistics.stdev(values) if len(values) > 1 else None,
         n=len(values),
         final=final,
-        bits_per_byte=statistics.fmean(bits) if bits else None,
+        companions=_companions(plan.cells[0].config.task.measure, [run.result["best"] for run in finished]),
         paper=plan.scale.published.get(label),
         parameters=finished[0].info["parameters"] if finished else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -115,11 +115,42 @@ def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]
     )
 
 
+def _companions(measure: Measure, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    values = {
+        beside.key: [result[beside.key] for result in results if beside.key in result] for beside in measure.companions
+    }
+    return {key: statistics.fmean(found) for key, found in values.items() if found}
+
+
+def with_changes(outcome: Outcome) -> Outcome:
+    """The outcome with `Row.change` filled in, where a row and its baseline share two seeds or more."""
+    rows = {row.label: row for row in outcome.rows}
+    changes = {
+        label: _change(rows[label], rows[baseline])
+        for label, baseline in outcome.baselines.items()
+        if label in rows and baseline in rows
+    }
+    return replace(outcome, rows=tuple(replace(row, change=changes.get(row.label)) for row in outcome.rows))
+
+
+def _change(row: Row, baseline: Row) -> Change | None:
+    """A plain 95% interval: a table's rows are not corrected for their number, its claims are."""
+    shared = [seed for seed in row.seeds if math.isfinite(row.seeds[seed] - baseline.seeds.get(seed, math.nan))]
+    ours, theirs = ([of.seeds[seed] for seed in shared] for of in (row, baseline))
+    try:
+        differences = relative_differences(ours, theirs)
+        estimate = paired(differences, [0.0] * len(differences))
+    except UntestableError:
+        return None
+    return Change(baseline.label, estimate.value, estimate.interval(), len(shared))
+
+
 def _record(plan: Plan, cell: Cell, base: dict[str, Any]) -> CellRecord:
     run, own = plan.run(cell), flat(to_dict(cell.config))
     settings = {key: value for key, value in own.items() if base.get(key) != value and not key.startswith("runtime.")}
     error = failure(run).get("error")
-    train, valid = _finished_curves(run.path) if run.result else _curves(run)
+    key = cell.config.task.measure.key
+    train, valid = _finished_curves(run.path, key) if run.result else _curves(run, key)
     return CellRecord(
         label=cell.label,
         seed=cell.seed,
@@ -136,16 +167,15 @@ def _record(plan: Plan, cell: Cell, base: dict[str, Any]) -> CellRecord:
 Curve = tuple[tuple[float, ...], ...]
 
 
-def _curves(run: RunFolder) -> tuple[Curve, Curve]:
+def _curves(run: RunFolder, key: str) -> tuple[Curve, Curve]:
     train = thinned([(r["step"], r["tokens"], r["loss"]) for r in run.metrics("train")])
-    measure = [(r, r["perplexity"] if "perplexity" in r else r["accuracy"]) for r in run.metrics("valid")]
-    return train, tuple((r["step"], r["tokens"], r["loss"], value) for r, value in measure)
+    return train, tuple((r["step"], r["tokens"], r["loss"], r[key]) for r in run.metrics("valid"))
 
 
 @cache
-def _finished_curves(path: Path) -> tuple[Curve, Curve]:
+def _finished_curves(path: Path, key: str) -> tuple[Curve, Curve]:
     """A finished run does not change; reading it again after every cell of a grid would take longer than all the rest."""
-    return _curves(RunFolder(path))
+    return _curves(RunFolder(path), key)
 
 
 def thinned(points: Sequence[tuple[float, ...]]) -> Curve:

@@ -97,5 +97,5 @@ def _ending(run: RunFolder, how: str, error: str | None) -> str:
     if how != "finished":
         return f"{how}: {error}" if error else how
     best = run.result["best"]
-    name = "perplexity" if "perplexity" in best else "accuracy"
-    return f"{name} {best[name]:.4g} in {duration(run.result['seconds'] or 0)}"
+    measure = run.config.task.measure
+    return f"{measure.name} {measure.show(best[measure.key])} in {duration(run.result['seconds'] or 0)}"

@@ -82,7 +82,7 @@ def outcome_summary(outcome: Outcome) -> str:
     lines = [f"{outcome.title} ({outcome.source}), {outcome.scale}", "", table(results.head, results.rows)]
     if outcome.verdicts:
         lines.append("")
-    lines += [f"{verdict.claim.text}: {verdict.outcome.upper()}. {verdict.sentence}" for verdict in outcome.verdicts]
+    lines += [f"{verdict.claim.text}: {verdict.finding.upper()}. {verdict.sentence}" for verdict in outcome.verdicts]
     return "\n".join(lines)
 
 

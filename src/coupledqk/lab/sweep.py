@@ -9,9 +9,9 @@ from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..outcome import Outcome, Row
 from ..report.chart import Series, line_chart
-from ..run_folder import measure_name, variant_name
+from ..run_folder import variant_name
 from ..schema import change
-from .experiment import METRICS, Cell, Experiment, ListedScale
+from .experiment import Cell, Experiment, ListedScale
 
 SCALE = "lr"
 
@@ -28,7 +28,7 @@ def sweep_experiment(base: RunConfig, lrs: Sequence[float], seeds: Sequence[int]
     )
     name = variant_name(base)
     caption = f"Each row is a peak learning rate of {name}, everything else being equal."
-    scale = ListedScale(METRICS[measure_name(base)], cells)
+    scale = ListedScale(base.task.measure, cells)
     title, source, command = f"Learning rate of {name}", "your own settings", "coupledqk sweep"
     return Experiment("sweep", title, source, caption, {SCALE: scale}, command=command)
 

@@ -34,20 +34,20 @@ class Panel:
 
 
 def panels(outcome: Outcome) -> list[Panel]:
-    """Validation perplexity or accuracy, its change against the baseline, and training loss.
+    """The task's measure at validation, its change against the baseline, and training loss.
 
     Rows with one baseline stand together, a few at a time; a row looks the same in all charts.
     """
-    measure, log = ("accuracy", False) if outcome.metric.better == "higher" else ("perplexity", True)
+    measure, log = outcome.task_measure, outcome.task_measure.log_scale
     train, valid = _curves(outcome, "train", LOSS), _curves(outcome, "valid", -1)
     looks = {row.label: place for place, row in enumerate(outcome.rows)}
     found = []
     for number, labels in enumerate(groups := list(_groups(outcome)), 1):
         ending = f"-{number}" if len(groups) > 1 else ""
         for name, title, y_label, curves, is_log in (
-            ("validation", f"Validation {measure}", f"{measure}{', log scale' * log}", valid, log),
-            ("change", f"Validation {measure} against {labels[0]}", "change, %", _changes(outcome, valid), False),
-            ("training", "Training loss", "loss, nats per target", train, False),
+            ("validation", f"Validation {measure.name}", f"{measure.name}{', log scale' * log}", valid, log),
+            ("change", f"Validation {measure.name} against {labels[0]}", "change, %", _changes(outcome, valid), False),
+            ("training", "Training loss", f"loss, {measure.loss_unit}", train, False),
         ):
             series = [_series(label, curves.get(label, {}), looks[label], is_log) for label in labels]
             if drawn := [one for one in series if one]:

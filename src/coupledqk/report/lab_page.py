@@ -4,17 +4,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..outcome import Outcome
+from ..outcome import Finding, Outcome
 from ..schema import flat
 from .curves import panels
 from .figures import figure_name
 from .page import plain, render
 from .runs_page import compare
-from .tables import SHORT, Table, claims_table, costs_table, latex, markdown, markdown_text, results_table, seeds_table
+from .tables import (
+    Table,
+    claims_table,
+    costs_table,
+    finding,
+    latex,
+    markdown,
+    markdown_text,
+    results_table,
+    seeds_table,
+)
 
 ENDINGS = (".html", ".md", ".tex")
 
@@ -42,7 +52,7 @@ def html_report(outcomes: Sequence[Outcome]) -> str:
         claims=claims_table(outcomes),
         claim_anchors=[anchors[place] for place, outcome in enumerate(outcomes, 1) for _ in outcome.verdicts],
         count=count(outcomes),
-        short=SHORT,
+        finding=finding,
         sections=[section(outcome, anchors[place]) for place, outcome in enumerate(outcomes, 1)],
     )
 
@@ -52,13 +62,12 @@ def title(outcomes: Sequence[Outcome]) -> str:
 
 
 def count(outcomes: Sequence[Outcome]) -> str:
-    """For example: 12 claims: 5 hold here, 3 do not, 4 cannot be told."""
-    found = [verdict.outcome for outcome in outcomes for verdict in outcome.verdicts]
-    hold, fail, open_ = (found.count(kind) for kind in SHORT)
+    """For example: 12 claims: 5 supported, 3 contradicted, 4 inconclusive."""
+    found = [verdict.finding for outcome in outcomes for verdict in outcome.verdicts]
     if len(found) == 1:
         return f"One claim: {found[0]}."
-    holds, does = "holds" if hold == 1 else "hold", "does" if fail == 1 else "do"
-    return f"{len(found)} claims: {hold} {holds} here, {fail} {does} not, {open_} cannot be told."
+    counts = [f"{found.count(word)} {word}" for word in get_args(Finding) if word in found]
+    return f"{len(found)} claims: {', '.join(counts)}."
 
 
 def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
@@ -128,7 +137,7 @@ def _definition(outcome: Outcome) -> str:
 
 def _verdict_lines(outcome: Outcome) -> list[str]:
     return [
-        f"{place}. **{markdown_text(verdict.claim.text)}** {SHORT[verdict.outcome].capitalize()}. "
+        f"{place}. **{markdown_text(verdict.claim.text)}** {finding(verdict).capitalize()}. "
         f"{markdown_text(verdict.sentence)}\n"
         for place, verdict in enumerate(outcome.verdicts, 1)
     ]

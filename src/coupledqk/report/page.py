@@ -2,11 +2,11 @@
 
 import base64
 import hashlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..formats import NOTHING, number
 from .chart import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -41,17 +41,10 @@ def render(
     return printable(page)
 
 
-def number(value: float | None, decimals: int = 0) -> str:
-    """A measured value, or a dash where there is none."""
-    if value is None:
-        return "–"
-    return f"{value:,.{decimals}f}" if math.isfinite(value) else "not finite"
-
-
 def plain(value: Any) -> str:
     """A setting as a configuration file would say it, with long counts grouped."""
     if value is None:
-        return "–"
+        return NOTHING
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else str(value)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..run_folder import measure_name
+from ..measure import Measure
 from ..schema import flat, to_dict
 from .axis import drawable
 from .chart import Point, Series, line_chart
@@ -32,25 +32,6 @@ class Comparison(NamedTuple):
 
     shared: dict[str, Any]
     different: dict[str, list[Any]]
-
-
-class Measure(NamedTuple):
-    """What the runs are judged by, and what stands beside it."""
-
-    name: str
-    places: int
-    beside: str
-    note: str
-
-
-PERPLEXITY = Measure(
-    "perplexity",
-    2,
-    "bits per byte",
-    "the loss of the same tokens in bits, divided by the bytes of their text; at the best validation. It does not depend on "
-    "the tokenizer",
-)
-ACCURACY = Measure("accuracy", 4, "loss", "in nats per answer; the best validation is that of the lowest loss")
 
 
 class HeadTable(NamedTuple):
@@ -86,7 +67,7 @@ def write_page(
         measure=measure,
         names=names,
         snapshots=snapshots,
-        definitions=_definitions(names, snapshots),
+        definitions=_definitions(names, snapshots, measure),
         cautions=_cautions(snapshots),
         charts=_charts(names, snapshots, measure),
         averaged_over=max(_group_size(len(snapshot.train)) for snapshot in snapshots),
@@ -109,19 +90,20 @@ def _names(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _measure(snapshots: Sequence[Snapshot]) -> Measure:
-    names = {measure_name(snapshot.config) for snapshot in snapshots}
-    if len(names) > 1:
-        raise CoupledQKError("some runs are judged by perplexity, others by accuracy: give runs of one task")
-    return PERPLEXITY if names == {"perplexity"} else ACCURACY
+    measures = {snapshot.config.task.measure for snapshot in snapshots}
+    if len(measures) > 1:
+        names = ", others by ".join(sorted((measure.name for measure in measures), reverse=True))
+        raise CoupledQKError(f"some runs are judged by {names}: give runs of one task")
+    return measures.pop()
 
 
-def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot]) -> dict[str, list[str]]:
-    """Each definition of the measure with the runs that state it, as a run does when it is finished."""
+def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure) -> dict[str, list[str]]:
+    """Each definition of the measure with the runs that state it. A run states its own when it is finished."""
     definitions: dict[str, list[str]] = {}
     for name, snapshot in zip(names, snapshots, strict=True):
         if snapshot.result:
             definitions.setdefault(snapshot.result["definition"], []).append(name)
-    return definitions or {"exp of the mean loss per token over the validation split": list(names)}
+    return definitions or {measure.definition: list(names)}
 
 
 def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
@@ -144,16 +126,15 @@ def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _charts(names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure) -> list[str]:
-    train, valid, log = [], [], measure is PERPLEXITY
+    train, valid, log = [], [], measure.log_scale
     for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
         losses = averaged([(r["step"], r["loss"]) for r in snapshot.train])
-        values = [(r["step"], r[measure.name]) for r in snapshot.valid if drawable(r[measure.name], log=log)]
+        values = [(r["step"], r[measure.key]) for r in snapshot.valid if drawable(r[measure.key], log=log)]
         train += [Series(name, losses, look=look)] if losses else []
         valid += [Series(name, values, look=look)] if values else []
     charts = []
     if train:
-        unit = "token" if log else "answer"
-        charts.append(line_chart(train, "step", f"loss, nats per {unit}", title="Training loss"))
+        charts.append(line_chart(train, "step", f"loss, {measure.loss_unit}", title="Training loss"))
     if valid:
         label = f"{measure.name}, log scale" if log else measure.name
         charts.append(line_chart(valid, "step", label, log_y=log, title=f"Validation {measure.name}"))

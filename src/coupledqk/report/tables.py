@@ -1,19 +1,11 @@
 """Tables of an outcome, each made once and written as Markdown, as LaTeX, or by a page's template as HTML."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..outcome import ClaimRecord, Outcome, Row, VerdictRecord
-from .page import number
-
-NOTHING = "–"
-SHORT = {
-    "holds here": "holds",
-    "does not hold here": "does not hold",
-    "cannot tell with this many seeds": "cannot tell",
-}
+from ..formats import NOTHING, effect, interval, mean_and_std, number, percent
+from ..outcome import Outcome, Row, Verdict
 
 
 @dataclass(frozen=True)
@@ -62,17 +54,18 @@ def latex_text(text: str) -> str:
 
 def results_table(outcome: Outcome) -> Table:
     """What was reached, beside what the paper reached, and the verdicts on the claims about each row."""
-    metric, baselines = outcome.metric.name, set(outcome.baselines.values())
+    metric, baselines = outcome.metric, set(outcome.baselines.values())
     against = f"against {baselines.pop()}" if len(baselines) == 1 else "against its baseline"
-    head = ("", f"{metric} here", "seeds", against, "95% interval", f"{metric} in the paper", "change there", "verdict")
+    here, there = f"{metric.name} here", f"{metric.name} in the paper"
+    head = ("", here, "seeds", against, "95% interval", there, "change there", "verdict")
     rows = tuple(
         (
             row.label,
-            spread(row.mean, row.std),
+            mean_and_std(metric, row.mean, row.std),
             _seeds(outcome, row),
             percent(_effect(outcome, row)),
             interval(row.change.interval) if row.change else NOTHING,
-            spread(row.paper.mean, row.paper.std, row.paper.n) if row.paper else NOTHING,
+            mean_and_std(metric, row.paper.mean, row.paper.std, row.paper.n) if row.paper else NOTHING,
             percent(_published_effect(outcome, row)),
             _verdicts(outcome, row),
         )
@@ -83,25 +76,27 @@ def results_table(outcome: Outcome) -> Table:
 
 def costs_table(outcome: Outcome) -> Table:
     """What else was measured of each row, and what it costs."""
-    head = ("", f"final {outcome.metric.name}", "bits per byte", "parameters", "tokens/s", "minutes a run")
+    metric, beside = outcome.metric, outcome.task_measure.companions
+    names = (measure.name for measure in beside)
+    head = ("", f"final {metric.name}", *names, "parameters", "tokens/s", "minutes a run")
     rows = tuple(
         (
             row.label,
-            value(row.final_mean),
-            number(row.bits_per_byte, 4),
+            metric.show(row.final_mean),
+            *(measure.show(row.companions.get(measure.key)) for measure in beside),
             number(row.parameters),
             number(row.tokens_per_second),
             number(None if row.seconds is None else row.seconds / 60, 1),
         )
         for row in outcome.rows
     )
-    return Table(f"{outcome.title}: the last step, and costs", head, rows, "lrrrrr").without_empty()
+    return Table(f"{outcome.title}: the last step, and costs", head, rows, "l" + "r" * (len(head) - 1)).without_empty()
 
 
 def seeds_table(outcome: Outcome) -> Table:
     """Every number behind the means."""
     seeds = sorted({seed for row in outcome.rows for seed in row.seeds})
-    rows = tuple((row.label, *(value(row.seeds.get(seed)) for seed in seeds)) for row in outcome.rows)
+    rows = tuple((row.label, *(outcome.metric.show(row.seeds.get(seed)) for seed in seeds)) for row in outcome.rows)
     head = ("", *(f"seed {seed}" for seed in seeds))
     return Table(f"{outcome.title}: {outcome.metric.name} of each seed", head, rows, "l" + "r" * len(seeds))
 
@@ -110,48 +105,25 @@ def claims_table(outcomes: Sequence[Outcome]) -> Table:
     """Every claim with what the paper and the runs say."""
     head = ("claim", "verdict", "here", "interval", "in the paper", "experiment")
     rows = tuple(
-        (verdict.claim.text, SHORT[verdict.outcome], *_contrast(verdict), outcome.name)
+        (verdict.claim.text, finding(verdict), *_contrast(verdict), outcome.name)
         for outcome in outcomes
         for verdict in outcome.verdicts
     )
     return Table("The claims, and what came out here", head, rows, "plrrrl")
 
 
-def _contrast(verdict: VerdictRecord) -> tuple[str, str, str]:
+def finding(verdict: Verdict) -> str:
+    """Equivalence is reported beside a contradiction."""
+    beside = verdict.finding == "contradicted" and verdict.evidence is not None and verdict.evidence.equivalent
+    return "contradicted (equivalent)" if beside else verdict.finding
+
+
+def _contrast(verdict: Verdict) -> tuple[str, str, str]:
     claim, evidence = verdict.claim, verdict.evidence
     paper = NOTHING if claim.paper_effect is None else effect(claim, claim.paper_effect)
     if evidence is None:
         return NOTHING, NOTHING, paper
-    return effect(claim, evidence.effect), " to ".join(effect(claim, end) for end in evidence.interval), paper
-
-
-def effect(claim: ClaimRecord, size: float) -> str:
-    """In the claim's own unit."""
-    if claim.kind == "less_variable":
-        return f"{1 + size:.2f}×"
-    return percent(size).replace("%", " points") if claim.kind == "interaction" else percent(size)
-
-
-def percent(share: float | None) -> str:
-    return NOTHING if share is None or not math.isfinite(share) else f"{100 * share:+.2f}%".replace("-", "−")
-
-
-def interval(ends: Sequence[float]) -> str:
-    return " to ".join(map(percent, ends))
-
-
-def value(measured: float | None) -> str:
-    """With more decimals the smaller it is."""
-    steps = ((10_000, 0), (10, 2), (2, 3), (0, 4))
-    return number(measured, next((decimals for least, decimals in steps if abs(measured or 0) >= least), 0))
-
-
-def spread(mean: float | None, std: float | None, n: int | None = None) -> str:
-    """mean ± std (n)"""
-    text = value(mean)
-    if mean is not None and std is not None and math.isfinite(std):
-        text += f" ± {std:.{len(text.partition('.')[2])}f}"
-    return f"{text} ({n})" if n else text
+    return effect(claim, evidence.effect), interval(evidence.interval, lambda end: effect(claim, end)), paper
 
 
 def _seeds(outcome: Outcome, row: Row) -> str:
@@ -181,5 +153,5 @@ def _baseline(outcome: Outcome, row: Row) -> Row | None:
 
 def _verdicts(outcome: Outcome, row: Row) -> str:
     """Numbered as the claims are, where there are several."""
-    found = [(i, SHORT[v.outcome]) for i, v in enumerate(outcome.verdicts, 1) if v.claim.variant == row.label]
-    return "; ".join(f"{i}: {short}" if len(outcome.verdicts) > 1 else short for i, short in found)
+    found = [(i, finding(v)) for i, v in enumerate(outcome.verdicts, 1) if v.claim.variant == row.label]
+    return "; ".join(f"{i}: {word}" if len(outcome.verdicts) > 1 else word for i, word in found)

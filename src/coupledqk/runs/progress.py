@@ -3,22 +3,23 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from ..config import RunConfig
+from ..measure import Measure
 from ..terminal import Bars, duration
 from ..training.events import Evaluating, Evaluation, Event, Listener, Started, Step
 
 
 @contextmanager
-def training_progress(label: str, steps: int) -> Iterator[Listener]:
-    """A consumer of events: a bar with loss, perplexity or accuracy, time left and speed, or a line every few seconds."""
+def training_progress(label: str, config: RunConfig) -> Iterator[Listener]:
+    """A consumer of events: a bar with the loss, the task's measure, time left and speed, or a line every few seconds."""
     with Bars() as bars:
-        yield _Progress(bars, label, steps)
+        yield _Progress(bars, label, config.train.steps, config.task.measure)
 
 
 class _Progress:
-    def __init__(self, bars: Bars, label: str, steps: int) -> None:
-        self.bars, self.label, self.steps = bars, label, steps
+    def __init__(self, bars: Bars, label: str, steps: int, measure: Measure) -> None:
+        self.bars, self.label, self.steps, self.measure = bars, label, steps, measure
         self.loss = self.valid = ""
 
     def __call__(self, event: Event) -> None:
@@ -35,7 +36,7 @@ class _Progress:
             case Evaluating(step):
                 self.bars.update(self.bar, step, self.loss, "validating", self.valid)
             case Evaluation(step, _, metrics):
-                self.valid = _valid(metrics)
+                self.valid = f"valid {self.measure.name} {self.measure.show(metrics[self.measure.key])}"
                 if not self.bars.drawn:
                     self.bars.say(f"{self.label}  {step}/{self.steps}  {self.valid}")
 
@@ -44,10 +45,3 @@ class _Progress:
         seconds, done = max(time.monotonic() - self.began, 1e-9), step - self.first_step
         left = seconds / done * (self.steps - step)
         return f"{duration(left)} left", f"{tokens / step * done / seconds:,.0f} tok/s"
-
-
-def _valid(metrics: dict[str, Any]) -> str:
-    """The task's own measure."""
-    if "accuracy" in metrics:
-        return f"accuracy {metrics['accuracy']:.3f}"
-    return f"valid perplexity {metrics['perplexity']:.2f}"
