@@ -1,6 +1,8 @@
 """A coupling in files: alone, with the whole model, and beside LoRA."""
 
 import json
+import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from coupledqk import CoupledQKError
 from coupledqk.hf.adapters import load_coupling, merge_coupling, save_coupling
 from coupledqk.hf.checkpoints import LostCouplingWarning, guard_checkpoints, load_coupled
 from coupledqk.hf.couple import couple, dynamics_of, uncouple
+from coupledqk.hf.peft_guard import guard_peft
 from coupledqk.hf.settings import to_table
 
 
@@ -24,6 +27,7 @@ def _quiet() -> Iterator[None]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     guard_checkpoints()
+    guard_peft()
     yield
     transformers.utils.logging.set_verbosity_warning()
     transformers.utils.logging.enable_progress_bar()
@@ -117,6 +121,58 @@ def test_lora_trains_and_saves_the_coupling_with_it(tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 
+def saved_lora(folder: Path, **settings: Any) -> Any:
+    model = wake(lora(couple(fresh(), **settings))).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_peft_adapter_is_refused_by_a_model_that_is_not_coupled(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    saved_lora(tmp_path)
+    with pytest.raises(CoupledQKError, match=r"the adapter has weights of a coupling .* couple the model"):
+        peft.PeftModel.from_pretrained(fresh(), tmp_path)
+    with pytest.raises(CoupledQKError, match=r"the adapter has weights of a coupling .* couple the model"):
+        fresh().load_adapter(str(tmp_path))
+
+
+def test_a_peft_adapter_is_refused_by_a_model_that_is_coupled_otherwise(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    saved_lora(tmp_path, n_steps=2)
+    reason = r"coupling with n_steps=2, and this model is coupled with n_steps=3"
+    with pytest.raises(CoupledQKError, match=reason):
+        peft.PeftModel.from_pretrained(couple(fresh()), tmp_path)
+    with pytest.raises(CoupledQKError, match=reason):
+        couple(fresh()).load_adapter(str(tmp_path))
+
+
+def test_transformers_own_load_adapter_loads_a_coupling(tmp_path: Path) -> None:
+    expected = logits(saved_lora(tmp_path), tokens(2, 9))
+    model = couple(fresh())
+    model.load_adapter(str(tmp_path))
+    torch.testing.assert_close(logits(model, tokens(2, 9)), expected)
+
+
+def test_weights_of_another_coupling_are_refused_by_load_state_dict() -> None:
+    model = couple(fresh(), n_steps=1)
+    with pytest.raises(CoupledQKError, match="n_steps=3, and this model is coupled with n_steps=1"):
+        model.load_state_dict(coupled().state_dict())
+    old = {name: tensor for name, tensor in coupled().state_dict().items() if not name.endswith(".settings")}
+    couple(fresh()).load_state_dict(old)  # as written before settings were recorded
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_peft_is_guarded_whenever_it_is_imported(imported: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    order = ["import peft", "import coupledqk.hf"]
+    lines = [
+        *(order if imported == "before" else reversed(order)),
+        "import peft.peft_model, sys",
+        "assert hasattr(peft.peft_model.set_peft_model_state_dict, 'guards_couplings')",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
 def test_merging_lora_leaves_the_coupling_standing(tmp_path: Path) -> None:
     model, ids = wake(lora(couple(fresh()))).eval(), tokens(2, 9)
     expected = logits(model, ids)
@@ -143,7 +199,22 @@ def change_format(folder: Path) -> None:
     path.write_text(path.read_text().replace("format = 1", "format = 99"))
 
 
+def damage_weights(folder: Path) -> None:
+    path = folder / "coupling.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def spoil_numbers(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "coupling.safetensors")
+    next(iter(tensors.values())).fill_(float("nan"))
+    save_file(tensors, folder / "coupling.safetensors")
+
+
 SPOILT = {
+    "damaged": (damage_weights, r"coupling\.safetensors is damaged \(.*\): save the coupling again"),
+    "not finite": (spoil_numbers, r"has NaN or infinite values in model\.layers\.0\.self_attn\.coupling"),
     "no file": (lambda folder: (folder / "coupling.toml").unlink(), "has no coupling.toml"),
     "newer": (change_format, r"format 99 .* reads up to 1: pip install --upgrade"),
     "no TOML": (lambda folder: (folder / "coupling.toml").write_text("{"), "is not TOML"),
@@ -191,3 +262,67 @@ def test_folders_that_hold_no_coupled_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"coupledqk": to_table(dynamics_of("euler", {}))}))
     with pytest.raises(CoupledQKError, match="lacks weights of its coupling"):
         load_coupled(tmp_path)
+
+
+def hub_cache(cache: Path, repository: str) -> Path:
+    """The folder that huggingface_hub keeps a downloaded repository in."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    return folder / "snapshots" / ("0" * 40)
+
+
+def test_couplings_and_coupled_models_are_loaded_by_hub_id(tmp_path: Path) -> None:
+    model, ids = coupled(), tokens(2, 9)
+    save_coupling(model, hub_cache(tmp_path, "user/coupling"))
+    model.save_pretrained(hub_cache(tmp_path, "user/whole"))
+    options: dict[str, Any] = {"cache_dir": tmp_path, "local_files_only": True}
+    assert torch.equal(logits(load_coupling(fresh(), "user/coupling", **options), ids), logits(model, ids))
+    assert torch.equal(logits(load_coupled("user/whole", **options), ids), logits(model, ids))
+    with pytest.raises(CoupledQKError, match="user/nothing is neither a folder nor a coupling on the hub"):
+        load_coupling(fresh(), "user/nothing", **options)
+    with pytest.raises(CoupledQKError, match=r"the config\.json of user/nothing cannot be read"):
+        load_coupled("user/nothing", **options)
+
+
+def test_the_mark_is_kept_when_an_inner_model_was_coupled(tmp_path: Path) -> None:
+    model, ids = fresh(), tokens(2, 9)
+    couple(model.model)
+    wake(model).save_pretrained(tmp_path)
+    assert not hasattr(model.config, "coupledqk")
+    assert torch.equal(logits(load_coupled(tmp_path), ids), logits(model, ids))
+
+
+def test_a_checkpoint_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> None:
+    model = coupled()
+    model.model.layers[1].self_attn.coupling.gate.data[0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CoupledQKError, match=r"NaN or infinite weights in model\.layers\.1\.self_attn\.coupling\.gate"):
+        load_coupled(tmp_path)
+
+
+def test_a_checkpoint_saved_before_settings_were_recorded_is_loaded(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model, ids = coupled(), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = {name: tensor for name, tensor in tensors.items() if not name.endswith(".settings")}
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_coupled(tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
+
+
+def test_an_offloaded_model_is_coupled_where_it_computes() -> None:
+    accelerate: Any = pytest.importorskip("accelerate")
+    model, ids = fresh(), tokens(2, 9)
+    before = logits(model, ids)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.model.layers[0].self_attn.q_proj.weight.is_meta
+    couple(model, verify="always")
+    assert torch.equal(logits(model, ids), before)
+    wake(model)
+    torch.testing.assert_close(logits(model, ids), logits(coupled(), ids))
+    uncouple(model)
+    assert torch.equal(logits(model, ids), before)

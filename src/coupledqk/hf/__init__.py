@@ -19,9 +19,11 @@ from .modeling import (  # noqa: E402
     CoupledQKModel,
     register,
 )
+from .peft_guard import guard_peft  # noqa: E402
 
 register()
 guard_checkpoints()
+guard_peft()
 
 __all__ = [
     "CoupledQKConfig",

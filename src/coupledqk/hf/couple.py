@@ -160,12 +160,11 @@ def change_class(module: Any, kind: type[nn.Module]) -> None:
             setattr(module, name, types.MethodType(kind.forward, module))
 
 
-def _device(module: Any) -> torch.device:
+def _device(module: nn.Module) -> torch.device:
     """Where the module computes, which for offloaded weights is not where they are kept."""
-    hook = getattr(module, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
-    matrix = next(p for p in module.parameters() if p.ndim > 1)
-    return matrix.device if device is None else torch.device(device)
+    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
+    devices = [device for hook in hooks if (device := getattr(hook, "execution_device", None)) is not None]
+    return torch.device(devices[0]) if devices else next(p.device for p in module.parameters() if p.ndim > 1)
 
 
 def _dtype(model: "PreTrainedModel") -> torch.dtype:

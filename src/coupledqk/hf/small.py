@@ -65,7 +65,7 @@ def randomize(module: nn.Module) -> None:
 def example_inputs(model: Any, batch: int = 2) -> dict[str, Tensor]:
     """Random tokens, pixels or audio features for a model without a head, by the name of its main input."""
     config, name = model.config, model.main_input_name
-    device = next(model.parameters()).device
+    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))  # meta: offloaded
     if name == "input_ids":
         high = min(VOCABULARY, config.vocab_size)
         return {name: torch.randint(2, high, (batch, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)}

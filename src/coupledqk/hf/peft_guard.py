@@ -1,0 +1,99 @@
+"""PEFT drops weights for which a model has no place. Guarded, it refuses adapters whose coupling the model does not have."""
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import CoupledQKError
+from .couple import coupled_modules
+from .settings import BUFFER, check_same, recorded
+
+_MODULE = "peft.peft_model"
+_INFIX = ".coupling."
+
+
+def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Raises unless the model is coupled where the adapter is, by the same dynamics."""
+    modules = {_plain(name): module for name, module in coupled_modules(model).items()}
+    for name, tensor in weights.items():
+        layer, infix, parameter = name.partition(_INFIX)
+        if not infix:
+            continue
+        if _plain(layer) not in modules:
+            raise CoupledQKError(
+                f"the adapter has weights of a coupling ({name}) for which this model has no place: couple the model as the "
+                "one it was trained with, then load the adapter"
+            )
+        if parameter == BUFFER:
+            check_same(recorded(tensor, name), modules[_plain(layer)].coupling_dynamics, "the adapter")
+
+
+def guard_load_adapter() -> None:
+    """The same for transformers' own `model.load_adapter`, which reads the files itself."""
+    from transformers import PreTrainedModel
+
+    load: Any = PreTrainedModel.load_adapter
+    if hasattr(load, "guards_couplings"):
+        return
+
+    @functools.wraps(load)
+    def load_adapter(self: Any, peft_model_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        from peft.utils import load_peft_weights
+
+        weights = kwargs.get("adapter_state_dict")
+        if weights is None and peft_model_id is not None:
+            weights = load_peft_weights(str(peft_model_id), device="cpu", **(kwargs.get("adapter_kwargs") or {}))
+        check_adapter(self, weights or {})
+        return load(self, peft_model_id, *args, **kwargs)
+
+    load_adapter.guards_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedModel.load_adapter = load_adapter
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("base_model.model.")
+
+
+def guard_peft() -> None:
+    """Guards PEFT's loading: now, or as soon as PEFT is imported, which takes seconds and is not done here."""
+    guard_load_adapter()
+    if _MODULE in sys.modules:
+        _guard(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())
+
+
+def _guard(peft_model: Any) -> None:
+    load = peft_model.set_peft_model_state_dict
+    if hasattr(load, "guards_couplings"):
+        return
+
+    @functools.wraps(load)
+    def set_peft_model_state_dict(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        check_adapter(model, weights)
+        return load(model, weights, *args, **kwargs)
+
+    set_peft_model_state_dict.guards_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
+    peft_model.set_peft_model_state_dict = set_peft_model_state_dict
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Guards the module once it has been executed; finding it is left to the other finders."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _guard(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
