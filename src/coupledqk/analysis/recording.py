@@ -29,7 +29,7 @@ from ..attention import Attention
 from ..dynamics import Dynamics, Static
 from ..dynamics.evolve import integrate
 from ..errors import CoupledQKError, unknown
-from ..layers import Rope
+from ..rope import Rope
 
 
 @dataclass(eq=False, repr=False)
