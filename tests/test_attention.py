@@ -141,7 +141,7 @@ def test_every_form_of_mask_restricts_what_is_seen(name, causal):
     for mask in (seen, seen[:1], seen[0, 0], padding, padding[1:]):
         allowed = mask.expand(B, 1, T, T) & (torch.ones(T, T, dtype=torch.bool).tril() if causal else True)
         q, k, v = project(attention, x)
-        expected, _ = attention.scoring.plain(*attention.dynamics(q, k), v, allowed)
+        expected, _ = attention.scoring.plain(*attention.dynamics(q, k), v, allowed, x=x)
         torch.testing.assert_close(attention(x, mask)[0], attention.out(expected.flatten(2)))
 
 
@@ -346,7 +346,7 @@ def test_odd_shapes_give_what_the_definition_gives(name, tokens, head_dim):
     rope = rope_at(torch.arange(tokens), attention.width)
     with torch.no_grad():
         q, k, v = project(attention, x)
-        expected, _ = attention.scoring.plain(*rope(*attention.dynamics(q, k)), v, causal=True)
+        expected, _ = attention.scoring.plain(*rope(*attention.dynamics(q, k)), v, causal=True, x=x)
         torch.testing.assert_close(attention(x, rope=rope)[0], attention.out(expected.flatten(2)))
 
 

@@ -6,8 +6,10 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from conftest import double_randn, stir
+from coupledqk import registry
 from coupledqk.config import DynamicsConfig, ScoringConfig
 from coupledqk.dynamics import FORCES, METHODS, build_dynamics
+from coupledqk.scoring import SCORINGS as RECORDS
 from coupledqk.scoring import build_scoring
 
 
@@ -51,6 +53,9 @@ SCORINGS = {
     "softmax": ScoringConfig(),
     "differential": ScoringConfig(kind="differential"),
     "official": ScoringConfig(kind="differential", flavour="official"),
+    "differential_v2": ScoringConfig(kind="differential_v2"),
+    "gated": ScoringConfig(kind="gated"),
+    "sink": ScoringConfig(kind="sink"),
 }
 SOME_MASK = torch.tensor([[True, False, True], [False, True, True], [True, True, True]])
 
@@ -60,7 +65,9 @@ SOME_MASK = torch.tensor([[True, False, True], [False, True, True], [True, True,
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_gradients_of_scoring(scoring, group_size, visible):
     module = build_scoring(SCORINGS[scoring], n_heads=2 * group_size, width=2, layer=1, eps=1e-6)
-    key_heads = 4 if SCORINGS[scoring].kind == "differential" else 2  # whole heads are pairs of sub-heads
-    q = double_randn(1, 3, key_heads * group_size, 2)
+    entry = registry.SCORINGS[SCORINGS[scoring].kind]
+    key_heads = 2 * entry.sub_heads
+    q = double_randn(1, 3, entry.queries * key_heads * group_size, 2)
     k, v = double_randn(2, 1, 3, key_heads, 2).unbind()
-    check(module, q, k, v, **visible)
+    x = {"x": double_randn(1, 3, 4 * group_size)} if RECORDS[SCORINGS[scoring].kind].gates else {}
+    check(module, q, k, v, **visible, **x)

@@ -31,8 +31,11 @@ def drawn(model):
     out = {}
     for name, weight in model.state_dict().items():
         if name.endswith("qkv.weight"):
-            sizes = model.get_submodule(name.removesuffix(".qkv.weight")).split_sizes
-            out |= {f"{name}.{part}": rows for part, rows in zip("qkv", weight.split(sizes), strict=True)}
+            attention = model.get_submodule(name.removesuffix(".qkv.weight"))
+            q, k, v = weight.split(attention.split_sizes)
+            first, *second = q.unflatten(0, (-1, attention.queries, attention.width)).unbind(1)
+            out |= {f"{name}.q": first.flatten(0, 1), f"{name}.k": k, f"{name}.v": v}
+            out |= {f"{name}.q2": rows for rows in second}
         elif name.endswith("gate_up.weight"):
             out |= {f"{name}.{part}": rows for part, rows in zip(("gate", "up"), weight.chunk(2), strict=True)}
         elif weight.min() < weight.max():

@@ -74,9 +74,20 @@ def test_counts_by_arithmetic(size, n_positions):
         "key_residual": mlp + tau,
         "shared_mlp": mlp + tau,
         "affine": 2 * (d_k * d_k + d_k * 2 * d_k),
+        "affine_diff": 2 * 3 * (d_k // 2) ** 2 + heads,
+        "diff_v2": d * d + d * heads,  # the second queries and the projection to λ
+        "hamiltonian_diff_v2": d * d + d * heads + mlp + tau,
+        "gated": d * heads,
+        "hamiltonian_gated": d * heads + mlp + tau,
+        "sink": heads,
+        "hamiltonian_sink": heads + mlp + tau,
+        "value_residual": 0,
+        "hamiltonian_value_residual": mlp + tau,
     }
-    counted = {name: count(size, name, n_positions=n_positions) for name in VARIANTS}
-    assert counted == {name: standard + layers * extra for name, extra in per_layer.items()}
+    expected = {name: standard + layers * extra for name, extra in per_layer.items()}
+    for name in ("value_residual", "hamiltonian_value_residual"):
+        expected[name] += 2 * (layers - 1)  # all layers but the first
+    assert {name: count(size, name, n_positions=n_positions) for name in VARIANTS} == expected
 
 
 def test_counts_of_optional_parts():
@@ -98,10 +109,11 @@ def state_dict_shapes():
         "hamiltonian, gated": ("hamiltonian", {"gate": True}),
         "standard, qk_norm": ("standard", {"qk_norm": True}),
         "standard, rope": ("standard", {"positions": "rope"}),
+        "value_residual, two layers": ("value_residual", {"n_layers": 2}),
     }
     shapes = {}
     for label, (name, options) in builds.items():
-        state = TransformerLM.from_preset("nano", name, **{**TINY, "n_layers": 1}, **options).state_dict()
+        state = TransformerLM.from_preset("nano", name, **{**TINY, "n_layers": 1, **options}).state_dict()
         shapes[label] = {n: " x ".join(map(str, p.shape)) for n, p in state.items()}
     return shapes
 

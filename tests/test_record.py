@@ -76,7 +76,7 @@ def test_the_pattern_is_the_one_that_gives_the_output(name):
         model(tokens)
         for layer, output in zip(tape.layers, outputs, strict=True):
             plain, weights = layer.attention.scoring.plain(
-                layer.scored_q, layer.scored_k, layer.v, layer.mask, layer.causal
+                layer.scored_q, layer.scored_k, layer.v, layer.mask, layer.causal, layer.x
             )
             torch.testing.assert_close(plain, output)
             torch.testing.assert_close(layer.pattern(), weights)

@@ -7,9 +7,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conftest import double_randn, stir
-from coupledqk import Attention, rope_at
+from coupledqk import Attention, registry, rope_at
 from coupledqk.config import ScoringConfig
 from coupledqk.layers import RMS_EPS
+from coupledqk.scoring import SCORINGS as SCORING_RECORDS
 from coupledqk.scoring import blocks, build_scoring
 from coupledqk.variants import variant
 
@@ -17,8 +18,15 @@ SCORINGS = {
     "softmax": ScoringConfig(),
     "differential": ScoringConfig(kind="differential"),
     "official": ScoringConfig(kind="differential", flavour="official"),
+    "differential_v2": ScoringConfig(kind="differential_v2"),
+    "gated": ScoringConfig(kind="gated"),
+    "sink": ScoringConfig(kind="sink"),
 }
 H, WIDTH, T = 4, 6, 5
+
+
+def test_every_kind_of_scoring_is_tested_here():
+    assert {config.kind for config in SCORINGS.values()} == set(registry.SCORINGS)
 
 
 def build(name, layer=1):
@@ -26,10 +34,15 @@ def build(name, layer=1):
 
 
 def qkv(name, group_size=1, queries=T, keys=T):
-    sub_heads = 1 if name == "softmax" else 2
-    q = double_randn(2, queries, sub_heads * H, WIDTH)
-    k, v = double_randn(2, 2, keys, sub_heads * H // group_size, WIDTH).unbind()
+    entry = registry.SCORINGS[SCORINGS[name].kind]
+    q = double_randn(2, queries, entry.queries * entry.sub_heads * H, WIDTH)
+    k, v = double_randn(2, 2, keys, entry.sub_heads * H // group_size, WIDTH).unbind()
     return q, k, v
+
+
+def given_x(name):
+    """The input of the attention, for a scoring that reads it."""
+    return {"x": double_randn(2, T, H * WIDTH).requires_grad_()} if SCORING_RECORDS[SCORINGS[name].kind].gates else {}
 
 
 VISIBLE = {
@@ -45,8 +58,9 @@ VISIBLE = {
 @pytest.mark.parametrize("name", SCORINGS)
 def test_fast_equals_plain_forward_and_backward(name, group_size, visible):
     scoring, inputs = build(name), [x.requires_grad_() for x in qkv(name, group_size)]
-    wanted = [*inputs, *scoring.parameters()]
-    fast, (plain, _) = scoring(*inputs, **VISIBLE[visible]), scoring.plain(*inputs, **VISIBLE[visible])
+    options = {**VISIBLE[visible], **(x := given_x(name))}
+    wanted = [*inputs, *x.values(), *scoring.parameters()]
+    fast, (plain, _) = scoring(*inputs, **options), scoring.plain(*inputs, **options)
     torch.testing.assert_close(fast, plain)
     cotangent = double_randn(*fast.shape)
     fast_gradients, plain_gradients = (torch.autograd.grad(out, wanted, cotangent) for out in (fast, plain))
@@ -118,14 +132,60 @@ def test_differential_is_its_formula_head_by_head(name, group_size):
         torch.testing.assert_close(out[:, :, h], head)
 
 
+LAMBDAS = {
+    "differential": lambda scoring, x: scoring.strength()[:, None],
+    "official": lambda scoring, x: scoring.strength()[..., None],
+    "differential_v2": lambda scoring, x: (x @ scoring.lam.weight.T).sigmoid().mT,
+}
+
+
 @pytest.mark.parametrize("name", SCORINGS)
-def test_weights_are_a_signed_map_whose_rows_sum_to_one_minus_lambda(name):
-    scoring, (q, k, _) = build(name), qkv(name)
-    weights = scoring.weights(q, k, causal=True)
+def test_weights_are_a_causal_map_whose_rows_sum_to_what_the_scoring_says(name):
+    """1 for softmax, 1 − λ for a difference, and less than 1 beside a sink; negative only where the record says so."""
+    scoring, (q, k, _), x = build(name), qkv(name), double_randn(2, T, H * WIDTH)
+    weights = scoring.weights(q, k, causal=True, x=x)
     assert weights.shape == (2, H, T, T)
     assert torch.equal(weights, weights.tril())
-    total = torch.ones(H, dtype=torch.float64) - (0 if name == "softmax" else scoring.strength())
-    torch.testing.assert_close(weights.sum(-1), total[:, None].expand(2, H, T))
+    assert bool((weights < 0).any()) == SCORING_RECORDS[SCORINGS[name].kind].signed
+    total = weights.sum(-1)
+    if name == "sink":
+        assert ((total > 0) & (total < 1)).all()
+    else:
+        expected = 1 - LAMBDAS[name](scoring, x) if name in LAMBDAS else torch.ones((), dtype=torch.float64)
+        torch.testing.assert_close(total, expected.expand(2, H, T))
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_differential_v2_is_its_formula_head_by_head(group_size):
+    """Queries 2h and 2h + 1 look at the same key and value; λ is a sigmoid of the token's own input."""
+    scoring, (q, k, v), x = build("differential_v2"), qkv("differential_v2", group_size), double_randn(2, T, H * WIDTH)
+    out = scoring(q, k, v, x=x)
+    for h in range(H):
+        key, value = k[:, :, h // group_size], v[:, :, h // group_size]
+        first, second = ((q[:, :, i] @ key.mT / math.sqrt(WIDTH)).softmax(-1) for i in (2 * h, 2 * h + 1))
+        lam = 1 / (1 + (-x @ scoring.lam.weight[h]).exp())
+        torch.testing.assert_close(out[:, :, h], (first - lam[..., None] * second) @ value)
+
+
+def test_a_gate_multiplies_its_heads_output_for_its_token_alone():
+    scoring, (q, k, v), x = build("gated"), qkv("gated"), double_randn(2, T, H * WIDTH)
+    out, ungated = scoring(q, k, v, causal=True, x=x), build("softmax")(q, k, v, causal=True)
+    for t in range(T):
+        for h in range(H):
+            gate = 1 / (1 + (-x[:, t] @ scoring.gate.weight[h]).exp())
+            torch.testing.assert_close(out[:, t, h], gate[:, None] * ungated[:, t, h])
+
+
+def test_a_sink_is_one_more_term_in_the_softmax_without_a_value():
+    scoring, (q, k, v) = build("sink"), qkv("sink")
+    out = scoring(q, k, v)
+    for h in range(H):
+        scores = (q[:, :, h] @ k[:, :, h].mT / math.sqrt(WIDTH)).exp()
+        expected = scores / (scoring.logit[h].exp() + scores.sum(-1, keepdim=True)) @ v[:, :, h]
+        torch.testing.assert_close(out[:, :, h], expected)
+    with torch.no_grad():
+        scoring.logit.fill_(-1e4)
+    torch.testing.assert_close(scoring(q, k, v), build("softmax")(q, k, v))
 
 
 @pytest.mark.parametrize("layer", [0, 1, 7])
@@ -144,8 +204,9 @@ def test_lambda_starts_at_the_papers_value_for_its_layer(layer):
 @pytest.mark.parametrize("name", SCORINGS)
 def test_the_fast_path_stays_on_the_flash_kernel(name, group_size, dtype, visible):
     scoring, inputs = build(name).to(dtype), [x.to(dtype).requires_grad_() for x in qkv(name, group_size)]
+    x = {key: value.to(dtype) for key, value in given_x(name).items()}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        scoring(*inputs, **VISIBLE[visible]).sum().backward()
+        scoring(*inputs, **VISIBLE[visible], **x).sum().backward()
 
 
 @pytest.mark.filterwarnings("ignore:Flash attention")
@@ -163,7 +224,8 @@ def test_a_row_that_may_look_nowhere_is_zero_with_finite_gradients(name, dtype, 
     scoring, inputs = build(name).to(dtype), [x.to(dtype).requires_grad_() for x in qkv(name)]
     mask = torch.ones(2, 1, T, T, dtype=torch.bool)
     mask[0, :, :2] = False
-    out = scoring(*inputs, mask) if path == "fast" else scoring.plain(*inputs, mask)[0]
+    x = {key: value.to(dtype) for key, value in given_x(name).items()}
+    out = scoring(*inputs, mask, **x) if path == "fast" else scoring.plain(*inputs, mask, **x)[0]
     assert (out[0, :2] == 0).all()
     assert (out[0, 2:].abs().sum(-1) > 0).all()
     out.float().square().sum().backward()
@@ -175,12 +237,12 @@ def test_a_row_that_may_look_nowhere_is_zero_with_finite_gradients(name, dtype, 
 
 @pytest.mark.parametrize("name", SCORINGS)
 def test_what_is_masked_has_no_influence(name):
-    scoring, (q, k, v) = build(name), qkv(name)
+    scoring, (q, k, v), x = build(name), qkv(name), given_x(name)
     mask = VISIBLE["padding"]["mask"]
-    expected = scoring(q, k, v, mask)
+    expected = scoring(q, k, v, mask, **x)
     k, v = k.clone(), v.clone()
     k[0, :2], v[0, :2] = 1e3, -1e3
-    torch.testing.assert_close(scoring(q, k, v, mask), expected, rtol=0, atol=0)
+    torch.testing.assert_close(scoring(q, k, v, mask, **x), expected, rtol=0, atol=0)
 
 
 def as_diff_llama(attention, group_size):

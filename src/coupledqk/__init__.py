@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .layers import KVCache
     from .model import TransformerLM
     from .rope import rope_at
+    from .values import FirstValues
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, variant
 
 # Loaded at first use: the command line's --help should not wait for torch.
@@ -23,6 +24,7 @@ _HOME = {
     "AttentionConfig": "config",
     "CoupledQKError": "errors",
     "DynamicsConfig": "config",
+    "FirstValues": "values",
     "KVCache": "layers",
     "ModelConfig": "config",
     "PAPER_VARIANTS": "variants",
@@ -49,6 +51,7 @@ __all__ = [
     "AttentionConfig",
     "CoupledQKError",
     "DynamicsConfig",
+    "FirstValues",
     "KVCache",
     "ModelConfig",
     "ScoringConfig",

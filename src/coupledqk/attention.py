@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import registry
 from .config import AttentionConfig, head_width
 from .dynamics import build_dynamics, evolve_and_rotate, keeps_only_outputs
 from .errors import CoupledQKError
-from .initial import Normal, global_normal
-from .layers import INIT_STD, RMS_EPS, KVCache, QKNorm
+from .initial import INIT_STD, Normal, global_normal
+from .layers import RMS_EPS, KVCache, QKNorm
 from .linear import Linear, linear
 from .rope import Rope
 from .scoring import build_scoring
 from .torch_internals import has_forward_hooks
+from .values import FirstValues, ValueResidual
 from .variants import variant
 
 
@@ -35,18 +37,22 @@ class Attention(nn.Module):
         layer: int = 0,
         out_std: float = INIT_STD,
     ) -> None:
-        """`layer` counts from 0 and sets λ_init of differential scoring; `out_std` is the initial one of the output matrix."""
+        """`layer` counts from 0; differential scoring and value residuals depend on it. `out_std` is the initial standard
+        deviation of the output matrix."""
         super().__init__()
         self.config = config = config or AttentionConfig()
         self.d_model, self.out_std = d_model, out_std
         self.width = head_width(d_model, n_heads, config)
         n_kv_heads = n_heads // config.group_size
-        sub_heads = d_model // n_heads // self.width  # 2 for differential scoring
-        self.split_sizes = [self.width * sub_heads * n for n in (n_heads, n_kv_heads, n_kv_heads)]
+        entry = registry.SCORINGS[config.scoring.kind]
+        heads = (n_heads * entry.queries, n_kv_heads, n_kv_heads)
+        self.split_sizes = [self.width * entry.sub_heads * n for n in heads]
+        self.queries = entry.queries
 
         self.qkv = Linear(d_model, sum(self.split_sizes))  # rows: q | k | v
         self.qk_norm = QKNorm(self.width) if config.qk_norm else None
-        self.dynamics = build_dynamics(config.dynamics, self.width, n_kv_heads * sub_heads)
+        self.dynamics = build_dynamics(config.dynamics, self.width, n_kv_heads * entry.sub_heads)
+        self.value_residual = ValueResidual(layer) if config.value_residual else None
         self.scoring = build_scoring(config.scoring, n_heads, self.width, layer, RMS_EPS)
         self.out = Linear(d_model, d_model)
         self.init_weights()
@@ -57,36 +63,51 @@ class Attention(nn.Module):
         return cls(d_model, n_heads, variant(name, **settings), layer)
 
     def init_weights(self, normal: Normal = global_normal) -> None:
-        for name, rows in zip("qkv", self.qkv.weight.data.split(self.split_sizes), strict=True):
-            normal(rows, name, INIT_STD)
+        q, k, v = self.qkv.weight.data.split(self.split_sizes)
+        # each head's first query is drawn as that of a variant with one query per head
+        for i, rows in enumerate(q.unflatten(0, (-1, self.queries, self.width)).unbind(1)):
+            normal(rows, f"q{i + 1}" if i else "q", INIT_STD)
+        normal(k, "k", INIT_STD)
+        normal(v, "v", INIT_STD)
         normal(self.out.weight, "out", self.out_std)
 
     def forward(
-        self, x: Tensor, causal_mask: Tensor | None = None, rope: Rope | None = None, cache: KVCache | None = None
+        self,
+        x: Tensor,
+        causal_mask: Tensor | None = None,
+        rope: Rope | None = None,
+        cache: KVCache | None = None,
+        first_values: FirstValues | None = None,
     ) -> tuple[Tensor, float]:
         """(B, T, d_model) to the same, and an auxiliary loss, which no variant has yet.
 
         `causal_mask` is boolean, True where a query may look: (T, S) or (B, 1, T, S), where B and T may be 1; a padding
         mask of real tokens is `real[:, None, None, :]`. A causal attention never looks ahead, whatever the mask
-        allows. `rope` rotates q and k (see `rope_at`). `cache` adds the S − T tokens before x.
+        allows. `rope` rotates q and k (see `rope_at`). `cache` adds the S − T tokens before x. `first_values` carries the
+        values of layer 0 to value residuals in later layers.
         """
-        q, k, v = self.evolved(x, rope)
+        q, k, v = self.evolved(x, rope, first_values)
         if cache is not None:
             k, v = cache.append(k, v)
-        out = self.scoring(q, k, v, *self._visible(causal_mask, q, k))
+        out = self.scoring(q, k, v, *self._visible(causal_mask, q, k), x)
         return self.out(out.flatten(2)), 0.0
 
-    def evolved(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def evolved(
+        self, x: Tensor, rope: Rope | None = None, first_values: FirstValues | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of the tokens x, ready for the cache and for scoring."""
         self._check_input(x)
         q, k, v = self.project(x)
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
         q, k = evolve_and_rotate(self.dynamics, q, k, rope)
+        if self.value_residual is not None:
+            v = self.value_residual(v, first_values)
         return q, k, v
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads."""
+        """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads, in version 2 H counts
+        queries."""
         if keeps_only_outputs(self.dynamics, x) and type(self.qkv) is Linear and not has_forward_hooks(self.qkv):
             # in memory of its own: a view would keep the projected q and k alive, which the backward pass rebuilds
             *qk_sizes, v_size = self.split_sizes

@@ -90,6 +90,8 @@ class AttentionConfig:
     """RMSNorm on every query and key before the dynamics."""
     causal: bool = True
     """No token sees a later one. False serves encoders."""
+    value_residual: bool = False
+    """Mix the values of the first layer into those of every later layer."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -390,6 +392,8 @@ def identity(config: RunConfig) -> str:
     """A hash of all that decides what is computed: everything but where data and runs lie and how the run is carried out."""
     data = to_dict(config)
     del data["runtime"]
+    if not config.model.attention.value_residual:  # a later setting, which must not rename earlier runs
+        del data["model"]["attention"]["value_residual"]
     data["task"].pop("data_dir", None)
     if not {"max_tokens", "max_valid_tokens"} & data["task"].keys():
         data["task"].pop("sampling", None)

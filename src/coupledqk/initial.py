@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+INIT_STD = 0.02
+
 Normal = Callable[[Tensor, str, float], None]
 
 

@@ -5,11 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .errors import CoupledQKError
-from .initial import Normal, global_normal
+from .initial import INIT_STD, Normal, global_normal
 from .linear import Linear
 
 RMS_EPS = 1e-6
-INIT_STD = 0.02
 
 
 class RMSNorm(nn.RMSNorm):

@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from .attention import Attention
 from .config import AttentionConfig, ModelConfig, head_width
 from .errors import CoupledQKError
-from .initial import Normal, global_normal, initialize
-from .layers import INIT_STD, KVCache, RMSNorm, SwiGLU
+from .initial import INIT_STD, Normal, global_normal, initialize
+from .layers import KVCache, RMSNorm, SwiGLU
 from .linear import linear
 from .loss import linear_cross_entropy
 from .rope import Rope, rope_at
 from .sampling import Sampler
+from .values import FirstValues
 from .variants import preset
 
 
@@ -39,8 +40,15 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model)
         self.ffn = SwiGLU(config.d_model, config.d_ff, out_std)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope | None, cache: KVCache | None) -> Tensor:
-        attended, _ = self.attn(self.attn_norm(x), mask, rope, cache)
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        rope: Rope | None,
+        cache: KVCache | None,
+        first_values: FirstValues | None = None,
+    ) -> Tensor:
+        attended, _ = self.attn(self.attn_norm(x), mask, rope, cache, first_values)
         x = x + attended
         return x + self.ffn(self.ffn_norm(x))
 
@@ -114,12 +122,13 @@ class TransformerLM(nn.Module):
         else:
             rope = rope_at(positions, head_width(self.config.d_model, self.config.n_heads, self.config.attention))
         mask = None if padding is None else padding[:, None, None, :]
+        first_values = FirstValues() if self.config.attention.value_residual else None
         for i, block in enumerate(self.blocks):
             layer_cache = cache[i] if cache else None
             if self.gradient_checkpointing and torch.is_grad_enabled() and cache is None:
-                x = checkpoint(block, x, mask, rope, layer_cache, use_reentrant=False)
+                x = checkpoint(block, x, mask, rope, layer_cache, first_values, use_reentrant=False)
             else:
-                x = block(x, mask, rope, layer_cache)
+                x = block(x, mask, rope, layer_cache, first_values)
         return self.norm(x)
 
     def _positions(self, tokens: Tensor, padding: Tensor | None, past: int) -> Tensor:

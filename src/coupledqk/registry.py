@@ -53,6 +53,9 @@ FORCES: dict[str, str] = {
 SCORINGS: dict[str, ScoringEntry] = {
     "softmax": ScoringEntry("scoring.softmax:SOFTMAX"),
     "differential": ScoringEntry("scoring.differential:DIFFERENTIAL", settings=("flavour",), sub_heads=2),
+    "differential_v2": ScoringEntry("scoring.differential_v2:DIFFERENTIAL_V2", queries=2),
+    "gated": ScoringEntry("scoring.gated:GATED"),
+    "sink": ScoringEntry("scoring.sink:SINK"),
 }
 
 

@@ -10,7 +10,11 @@ from .schema import change
 _NONE = DynamicsConfig()
 _EULER = DynamicsConfig(method="euler")
 _LEAPFROG = DynamicsConfig(method="leapfrog")
+_AFFINE = DynamicsConfig(method="affine")
 _DIFFERENTIAL = ScoringConfig(kind="differential")
+_DIFFERENTIAL_V2 = ScoringConfig(kind="differential_v2")
+_GATED = ScoringConfig(kind="gated")
+_SINK = ScoringConfig(kind="sink")
 
 PAPER_VARIANTS: dict[str, AttentionConfig] = {
     "standard": AttentionConfig(_NONE),
@@ -39,9 +43,18 @@ VARIANTS: dict[str, AttentionConfig] = {
     "query_residual": AttentionConfig(DynamicsConfig(method="query_residual")),
     "key_residual": AttentionConfig(DynamicsConfig(method="key_residual")),
     "shared_mlp": AttentionConfig(DynamicsConfig(method="shared_mlp")),
-    "affine": AttentionConfig(DynamicsConfig(method="affine")),
+    "affine": AttentionConfig(_AFFINE),
+    "affine_diff": AttentionConfig(_AFFINE, _DIFFERENTIAL),
+    "diff_v2": AttentionConfig(_NONE, _DIFFERENTIAL_V2),
+    "hamiltonian_diff_v2": AttentionConfig(_LEAPFROG, _DIFFERENTIAL_V2),
+    "gated": AttentionConfig(_NONE, _GATED),
+    "hamiltonian_gated": AttentionConfig(_LEAPFROG, _GATED),
+    "sink": AttentionConfig(_NONE, _SINK),
+    "hamiltonian_sink": AttentionConfig(_LEAPFROG, _SINK),
+    "value_residual": AttentionConfig(_NONE, value_residual=True),
+    "hamiltonian_value_residual": AttentionConfig(_LEAPFROG, value_residual=True),
 }
-"""Every variant: the paper's, their compositions, and the controls the paper lacks."""
+"""Every variant: the paper's, their compositions, the controls the paper lacks, and other published mechanisms."""
 
 PRESETS: dict[str, ModelConfig] = {
     "mini": ModelConfig(d_model=64, n_heads=4, n_layers=2, d_ff=128),

@@ -97,11 +97,13 @@ def _one_head_each(layer: int) -> dict[str, Change]:
 def _one_still_each(layer: int, attention: Attention, n_heads: int) -> dict[str, Change]:
     def still(moved: Tensor, before: Tensor) -> Tensor:
         """Row i keeps the vectors of head i, or of the key head that it uses, as they were before the dynamics."""
-        n_own = moved.shape[2]
-        sub_heads = attention.d_model // n_heads // attention.width
-        group = n_heads * sub_heads // n_own
-        heads = torch.arange(n_heads, device=moved.device)[:, None] // group
-        own = heads == torch.arange(n_own, device=moved.device) % (n_own // sub_heads)
+        n_vectors = moved.shape[2]
+        n = n_vectors // (attention.d_model // n_heads // attention.width)  # of one sub-head
+        heads = torch.arange(n_heads, device=moved.device)[:, None] // max(1, n_heads // n)  # grouped heads use one key
+        vectors = (
+            torch.arange(n_vectors, device=moved.device) % n // max(1, n // n_heads)
+        )  # a head may have two queries
+        own = heads == vectors
         return torch.where(own[:, None, :, None], before, moved)
 
     return {

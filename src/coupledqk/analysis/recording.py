@@ -30,6 +30,7 @@ from ..dynamics import Dynamics, Static
 from ..dynamics.evolve import integrate
 from ..errors import CoupledQKError, unknown
 from ..rope import Rope
+from ..torch_internals import is_compiled
 
 
 @dataclass(eq=False, repr=False)
@@ -52,6 +53,8 @@ class LayerTape:
     mask: Tensor | None = field(init=False)
     causal: bool = field(init=False)
     rope: Rope | None = field(init=False)
+    x: Tensor = field(init=False)
+    """Input of the attention."""
 
     def __getattr__(self, name: str) -> Any:
         """Called only for missing attributes: the tensors above, before a forward pass has set them."""
@@ -81,7 +84,7 @@ class LayerTape:
     @torch.no_grad()
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
         weights: Callable[..., Tensor] = self.attention.scoring.weights  # pyright: ignore[reportAssignmentType]
-        return weights(q, k, self.mask, self.causal)
+        return weights(q, k, self.mask, self.causal, self.x)
 
     def states(self) -> tuple[Tensor, Tensor]:
         """q and k along the dynamics: the `trajectory()` of an integrator, before and after for dynamics without steps, and a
@@ -158,7 +161,7 @@ class Tape:
 @contextlib.contextmanager
 def record(model: nn.Module, changes: Mapping[str, Change] | None = None) -> Iterator[Tape]:
     """Records every `Attention` of a model while the block runs, and changes values by name on their way."""
-    if any(map(_is_compiled, model.modules())):
+    if any(map(is_compiled, model.modules())):
         raise CoupledQKError(
             "a compiled model bypasses its hooks: record the model that was given to torch.compile, or load it again"
         )
@@ -175,10 +178,6 @@ def record(model: nn.Module, changes: Mapping[str, Change] | None = None) -> Ite
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
 
 
 def _hooked(layer: LayerTape, path: str, changes: Mapping[str, Change]) -> Iterator[RemovableHandle]:
@@ -211,7 +210,7 @@ def _hooked(layer: LayerTape, path: str, changes: Mapping[str, Change]) -> Itera
     def before_scoring(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         q, k, v = (changed(hook, x) for hook, x in zip(("hook_rot_q", "hook_rot_k", "hook_v"), inputs, strict=False))
         layer.scored_q, layer.scored_k, layer.v = (x.detach() for x in (q, k, v))
-        layer.mask, layer.causal = inputs[3:5]
+        layer.mask, layer.causal, layer.x = inputs[3], inputs[4], inputs[5].detach()
         return q, k, v, *inputs[3:]
 
     def after_scoring(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

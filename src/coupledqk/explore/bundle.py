@@ -28,6 +28,7 @@ from ..analysis import Tape, record
 from ..analysis.measures import effective_rank, entropy, singular_values
 from ..errors import CoupledQKError
 from ..model import TransformerLM
+from ..registry import SCORINGS as SCORING_ENTRIES
 from ..run_folder import RunFolder, variant_name
 from ..scoring import SCORINGS
 from .packing import pack, scaled_codes, weight_codes
@@ -135,17 +136,19 @@ def _describe(reader: Reader, ids: Sequence[int]) -> dict[str, Any]:
         "maps": pack(weight_codes(maps)),
         "entropy": _rounded(entropy(maps)),
         "effective_rank": _rounded(effective_rank(singular_values(maps))),
-        **_paths(tape, maps.shape[1]),
+        **_paths(tape, maps.shape[1], SCORING_ENTRIES[attention.scoring.kind].queries),
     }
 
 
-def _paths(tape: Tape, n_heads: int) -> dict[str, Any]:
+def _paths(tape: Tape, n_heads: int, queries: int) -> dict[str, Any]:
     try:
         layers = [plane_paths(layer) for layer in tape.layers]
     except CoupledQKError as reason:
         return {"paths": None, "no_paths": str(reason)}
-    points = torch.stack([points for points, _ in layers])  # (L, parts · H, T, n + 1, 4)
-    held = torch.stack([held for _, held in layers])
+    # several queries of a head are side by side in the model; here the second ones come after all first ones
+    order = torch.arange(layers[0][0].shape[0]).view(-1, queries).T.flatten()
+    points = torch.stack([points[order] for points, _ in layers])  # (L, parts · H, T, n + 1, 4)
+    held = torch.stack([held[order] for _, held in layers])
     scale = points.abs().amax((2, 3, 4)).clamp(min=1e-30) / 32_767
     return {
         "paths": {

@@ -30,6 +30,7 @@ from ..errors import CoupledQKError
 from ..layers import KVCache, RMSNorm
 from ..model import Block, embedding
 from ..rope import Rope, rope_at
+from ..values import FirstValues
 from .configuration import CoupledQKConfig
 
 
@@ -51,19 +52,24 @@ class CoupledQKAttention(Attention):
     hf_config: CoupledQKConfig
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, causal_mask: Tensor | None = None, rope: Rope | None = None, cache: KVCache | None = None
+        self,
+        x: Tensor,
+        causal_mask: Tensor | None = None,
+        rope: Rope | None = None,
+        cache: KVCache | None = None,
+        first_values: FirstValues | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """`causal_mask` is None for one new token, or for the triangle over tokens that nothing precedes."""
-        q, k, v = self.evolved(x, rope)
+        q, k, v = self.evolved(x, rope, first_values)
         if cache is not None:
             k, v = cache.append(k, v)
         causal = causal_mask is None and x.shape[1] > 1
         if causal:  # a static cache has room left
             k, v = k[:, : x.shape[1]], v[:, : x.shape[1]]
         if self.hf_config._attn_implementation == "eager":
-            out, weights = self.scoring.plain(q, k, v, causal_mask, causal)
+            out, weights = self.scoring.plain(q, k, v, causal_mask, causal, x)
         else:
-            out, weights = self.scoring(q, k, v, causal_mask, causal), None
+            out, weights = self.scoring(q, k, v, causal_mask, causal, x), None
         return self.out(out.flatten(2)), weights
 
 
@@ -152,8 +158,10 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         else:
             config = self.config.to_model_config()
             rope = rope_at(position_ids, head_width(config.d_model, config.n_heads, config.attention))
+        first_values = FirstValues()
         for i, block in enumerate(self.blocks):
-            x = block(x, mask, rope, None if past_key_values is None else LayerCache(past_key_values, i))
+            cache = None if past_key_values is None else LayerCache(past_key_values, i)
+            x = block(x, mask, rope, cache, first_values)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def _mask(

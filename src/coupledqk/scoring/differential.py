@@ -52,7 +52,15 @@ class Differential(nn.Module):
             return self.lam
         return (self.lam_q1 @ self.lam_k1).exp() - (self.lam_q2 @ self.lam_k2).exp() + self.lam_init
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        x: Tensor | None = None,
+    ) -> Tensor:
         if worth_blocks(q, mask):
             return self._normalise(attend_difference(q, k, v, self.strength(), causal))
         v_left, v_right = v.chunk(2, dim=2)
@@ -65,13 +73,21 @@ class Differential(nn.Module):
         lam = self.strength().to(first.dtype)[..., None]
         return self._normalise(first - lam * second)
 
-    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False, x: Tensor | None = None
+    ) -> Tensor:
         """The signed map A₁ − λ A₂, (B, H, T, S)."""
         first, second = attention_weights(q, k, mask, causal).chunk(2, dim=1)
         return first - self.strength().to(first.dtype)[..., None, None] * second
 
     def plain(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        x: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same output by the definition, and the weights."""
         weights = self.weights(q, k, mask, causal)

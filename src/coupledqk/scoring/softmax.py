@@ -3,6 +3,7 @@
 `attend` is the fast path, PyTorch's fused kernel; `attention_weights` writes the definition out. Shapes are (B, T, H, d) for q,
 (B, S, H_kv, d) for k and v; keys are never expanded to the query heads. `mask` is boolean, broadcastable to
 (B, H, T, S), True where a query may look; `causal` asks for the triangle and needs T = S. A row that may look nowhere is 0.
+A scoring is also given x, the input of the attention, (B, T, d_model), for what depends on the token itself.
 """
 
 import math
@@ -14,39 +15,61 @@ from torch import Tensor, nn
 from .record import Scoring
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """The output, with scores q kᵀ · `scale`; 1/√d unless given."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """The map softmax(q kᵀ / √d), (B, H, T, S)."""
+def masked_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """q kᵀ / √d, (B, H, T, S), and −∞ where a query may not look."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.shape[-1])
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is None:
-        return scores.softmax(-1)
-    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
-    return weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    return scores if mask is None else scores.masked_fill(~mask, -math.inf)
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """The map softmax(q kᵀ / √d), (B, H, T, S)."""
+    weights = masked_scores(q, k, mask, causal).softmax(-1)
+    return weights if mask is None else weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 class Softmax(nn.Module):
     """One map per head."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        x: Tensor | None = None,
+    ) -> Tensor:
         return attend(q, k, v, mask, causal)
 
-    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False, x: Tensor | None = None
+    ) -> Tensor:
         return attention_weights(q, k, mask, causal)
 
     def plain(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        x: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same output by the definition, and the weights."""
-        weights = self.weights(q, k, mask, causal)
+        weights = self.weights(q, k, mask, causal, x)
         v = v.repeat_interleave(q.shape[2] // v.shape[2], dim=2)
         return torch.einsum("bhts,bshd->bthd", weights, v), weights
 

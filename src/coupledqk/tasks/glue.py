@@ -14,8 +14,7 @@ from ..data.batches import shuffled_rows
 from ..data.glue import GLUE_TASKS, Example, read_glue
 from ..data.tokenizers import Tokenizer
 from ..files import digest
-from ..initial import Normal, global_normal, initialize
-from ..layers import INIT_STD
+from ..initial import INIT_STD, Normal, global_normal, initialize
 from ..model import TransformerLM
 from ..run_folder import RunFolder
 from ..training.loop import Batch
