@@ -317,7 +317,8 @@ def test_small_steps_approach_attention_without_dynamics_in_proportion(name):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @coupled_variants
 def test_a_closed_gate_and_a_new_affine_coupling_are_exactly_no_dynamics(name, dtype):
-    attention = tiny_attention(name, gate=True) if name != "affine" else tiny_attention(name)
+    affine = VARIANTS[name].dynamics.method == "affine"
+    attention = tiny_attention(name) if affine else tiny_attention(name, gate=True)
     attention.to(dtype)
     x = torch.randn(B, T, 64, dtype=dtype)
     expected, _ = without_dynamics(attention)(x)

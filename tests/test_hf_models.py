@@ -34,6 +34,10 @@ KINDS = {
     "euler_diff": {"positions": "rope"},
     "euler_gqa": {"positions": "rope", "qk_norm": True},
     "affine": {},
+    "hamiltonian_diff_v2": {"positions": "rope"},
+    "gated": {},
+    "hamiltonian_sink": {},
+    "value_residual": {},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -96,7 +100,7 @@ def test_eager_attention_gives_the_same_and_its_maps(kind) -> None:
     assert len(eager.hidden_states) == 3
     assert eager.attentions[0].shape == (3, ours.config.n_heads, 9, 9)
     assert torch.equal(eager.attentions[0].triu(1), torch.zeros(3, ours.config.n_heads, 9, 9, dtype=torch.double))
-    if "diff" not in kind:
+    if "diff" not in kind and "sink" not in kind:
         torch.testing.assert_close(eager.attentions[1][0].sum(-1), torch.ones(8, 9, dtype=torch.double))
 
 
@@ -172,7 +176,7 @@ def test_the_configuration_mirrors_ours_and_knows_transformers_names() -> None:
 # training
 
 
-@pytest.mark.parametrize("kind", ["hamiltonian", "euler_diff"])
+@pytest.mark.parametrize("kind", ["hamiltonian", "euler_diff", "value_residual"])
 def test_gradient_checkpointing_changes_no_gradient(kind) -> None:
     _, theirs = pair(kind)
     tokens = random_tokens(2, 8)

@@ -67,7 +67,9 @@ def test_a_change_that_returns_the_value_changes_nothing():
     assert loss(model, tokens, {"blocks.0.attn.hook_v": lambda v, layer: v}) == loss(model, tokens)
 
 
-@pytest.mark.parametrize("name", ["standard", "gqa", "hamiltonian", "hamiltonian_gqa", "euler_diff", "affine"])
+@pytest.mark.parametrize(
+    "name", ["standard", "gqa", "hamiltonian", "hamiltonian_gqa", "euler_diff", "affine", "hamiltonian_diff_v2"]
+)
 def test_the_effects_on_the_loss_are_those_of_single_interventions(name):
     model, tokens = tiny_model(name), random_tokens(1, T)
     effects = loss_effects(model, tokens)
@@ -88,7 +90,12 @@ def test_the_effects_on_the_loss_are_those_of_single_interventions(name):
 
 def shape_of(name):
     """The query sub-heads and the key sub-heads of head 5 of 8."""
-    return {"hamiltonian_gqa": ([5], [1]), "euler_diff": ([5, 13], [5, 13])}.get(name, ([5], [5]))
+    special = {
+        "hamiltonian_gqa": ([5], [1]),
+        "euler_diff": ([5, 13], [5, 13]),
+        "hamiltonian_diff_v2": ([10, 11], [5]),
+    }
+    return special.get(name, ([5], [5]))
 
 
 def one_still(layer, head, queries, keys):
