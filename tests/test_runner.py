@@ -79,6 +79,8 @@ class Watch:
     def __init__(self, on_step=lambda cell: None) -> None:
         self.on_step, self.endings = on_step, {}
 
+    def note(self, text): ...
+
     def begin(self, cells, finished):
         self.to_do, self.finished = len(cells), finished
 

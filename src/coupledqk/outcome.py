@@ -194,6 +194,34 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Rung:
+    """The effect at one model size."""
+
+    size: str
+    """In words, such as 1.5M."""
+    parameters: int
+    """Of the baseline."""
+    effect: float
+    """Relative to the baseline's mean."""
+    interval: tuple[float, float] | None
+    """95%; None for a single pair."""
+    n: int
+    """Pairs of seeds."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The effect against the model size."""
+
+    name: str
+    rungs: tuple[Rung, ...]
+    slope: float | None = None
+    """Change of the effect per tenfold size."""
+    slope_interval: tuple[float, float] | None = None
+    """95%."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     experiment: str
     title: str
@@ -217,6 +245,8 @@ class Outcome:
     """Paragraphs of plain text that stand first, where the experiment answers a question in words."""
     coherence: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the corpora by name, where it was measured: a `lab.coherence.Coherence`."""
+    ladders: tuple[Ladder, ...] = ()
+    """The effect against model size, where the experiment has several; the paper's sizes are the last."""
     format: int = FORMAT
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..run_folder import RunFolder
-from ..terminal import table
+from ..terminal import stop_on_signals, table
 
 if TYPE_CHECKING:
     from ..lab.cells import Plan
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 def train_plans(plans: "Sequence[Plan]", jobs: int | None) -> "Queue":
     """Trains what is not finished, with progress on the terminal, until Ctrl-C."""
-    from ..lab.laboratory import notes, run_plans
-    from ..terminal import stop_on_signals
+    from ..lab.laboratory import run_plans
 
-    for plan in plans:
-        for line in notes(plan):
-            print(line, file=sys.stderr)
     with stop_on_signals() as stop:
         return run_plans(plans, jobs, stop=stop)
 

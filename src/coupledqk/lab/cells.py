@@ -208,6 +208,12 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
     wanted = {label for claim in scale.claims for label in (claim.variant, claim.baseline, *(claim.elsewhere or ()))}
     if isinstance(scale, Scale):
         wanted |= set(scale.seeds_of)
+        wanted |= {
+            label.format(size=size)
+            for spec in scale.ladders
+            for label in (spec.variant, spec.baseline)
+            for size in spec.sizes
+        }
     for label in sorted(wanted | set(scale.published) | set(rows)):
         if label not in labels:
             raise CoupledQKError(f"{where}: there is no row {label!r}: choose from {', '.join(sorted(labels))}")

@@ -11,8 +11,8 @@ from ..run_folder import RunFolder, find_runs
 
 SIMILAR = 8
 """The speed of a run is taken from runs whose FLOPs per step differ by no more than this factor."""
-PROBE_TOKENS = 4_096
-"""A speed is measured with batches of about this many tokens."""
+PROBE_TOKENS, PROBE_FLOPS = 4_096, 1e11
+"""A speed is measured with batches of about this many tokens, or fewer if they would take more FLOPs."""
 
 
 def tokens(config: RunConfig) -> int:
@@ -47,9 +47,11 @@ class Speeds:
         if self.hours(config) is None:
             from .speed import training_speeds
 
-            rows = max(1, PROBE_TOKENS // config.train.seq_len)
-            speed = statistics.median(training_speeds({"": config}, rounds=3, steps=1, max_rows=rows)[""])
-            self.measured.append((config, speed * flops(config.model, config.train.seq_len).training))
+            per_token, length = flops(config.model, config.train.seq_len).training, config.train.seq_len
+            rows = max(1, min(PROBE_TOKENS, int(PROBE_FLOPS / per_token)) // length)
+            rounds = 3 if rows * length * per_token < PROBE_FLOPS else 1
+            speed = statistics.median(training_speeds({"": config}, rounds, steps=1, max_rows=rows)[""])
+            self.measured.append((config, speed * per_token))
         hours = self.hours(config)
         assert hours is not None
         return hours

@@ -67,6 +67,19 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class LadderSpec:
+    """Rows of a grid that differ in model size: the effect against the size is part of the outcome."""
+
+    variant: str
+    """The label of a row, with {size} in it."""
+    baseline: str
+    """The label of the row it is compared with, with {size} in it."""
+    sizes: tuple[str, ...]
+    name: str = "here"
+    """How it is named beside the paper's sizes and other ladders."""
+
+
+@dataclass(frozen=True)
 class Scale:
     """An experiment at one size."""
 
@@ -83,6 +96,7 @@ class Scale:
     needs: Needs | None = None
     published: dict[str, Published] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
+    ladders: tuple[LadderSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for name, seeds in {"seeds": self.seeds, **self.seeds_of}.items():

@@ -9,6 +9,7 @@ from ..provenance import available_cores
 from .cells import Plan, make_plan
 from .engine import LocalPool
 from .experiment import Experiment, load
+from .ladder import too_large
 from .overview import GridProgress, Silent
 from .runner import Overview, Queue, run_queue, stale
 
@@ -53,8 +54,14 @@ def run_plans(
     jobs = default_jobs(plans) if jobs is None else jobs
     check_jobs(jobs)
     require_statistics(plans)
-    queue = Queue.of(plans)
-    run_queue(queue, LocalPool(jobs), overview or GridProgress(), stop)
+    overview, queue = overview or GridProgress(), Queue.of(plans)
+    for plan in plans:
+        for line in notes(plan):
+            overview.note(line)
+        for label, reason in too_large(plan).items():
+            overview.note(f"{label} is left out: {reason}")
+            queue.leave_out(plan, label)
+    run_queue(queue, LocalPool(jobs), overview, stop)
     return queue
 
 

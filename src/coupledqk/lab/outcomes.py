@@ -12,11 +12,12 @@ from typing import Any
 from .. import provenance
 from ..config import identity
 from ..measure import TOKENS_TO_REACH, Measure
-from ..outcome import CellRecord, Change, Origin, Outcome, Row, write
+from ..outcome import CellRecord, Change, Ladder, Origin, Outcome, Row, write
 from ..run_folder import RunFolder
 from ..schema import flat, to_dict
 from ..statistics import UntestableError, paired, relative_differences
 from .cells import Cell, Plan, base_config, failure, status
+from .experiment import Scale
 from .verdicts import judge_all
 
 CURVE_POINTS = 60
@@ -57,8 +58,18 @@ def outcome(plan: Plan) -> Outcome:
         cells=tuple(_record(plan, cell, flat(base)) for cell in plan.cells),
         config=_without_places(base),
         origin=_origin(finished),
+        ladders=_ladders(plan, best),
     )
     return with_changes(found)
+
+
+def _ladders(plan: Plan, samples: Values) -> tuple[Ladder, ...]:
+    if not isinstance(plan.scale, Scale) or not plan.scale.ladders:
+        return ()
+    from .ladder import fit_ladder, paper_ladder
+
+    parameters = {cell.label: plan.run(cell).info["parameters"] for cell in plan.cells if plan.run(cell).info}
+    return (*(fit_ladder(spec, samples, parameters) for spec in plan.scale.ladders), paper_ladder())
 
 
 def measured(plan: Plan, which: str) -> Values:

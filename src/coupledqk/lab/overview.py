@@ -26,6 +26,9 @@ class GridProgress:
     def __exit__(self, *error: object) -> None:
         self.bars.__exit__(None, None, None)
 
+    def note(self, text: str) -> None:
+        self._say(text)
+
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
         self.work = {cell.name: work(cell.config) for cell in cells}
         self.done: dict[str, float] = {}
@@ -83,6 +86,8 @@ class GridProgress:
 
 class Silent(nullcontext[None]):
     """An `Overview` that shows nothing."""
+
+    def note(self, text: str) -> None: ...
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None: ...
 

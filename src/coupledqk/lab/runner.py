@@ -20,6 +20,10 @@ POLL_SECONDS = 0.5
 class Overview(AbstractContextManager[Any], Protocol):
     """Shows the progress of a queue. It is a context manager, so that the terminal is restored however the queue ends."""
 
+    def note(self, text: str) -> None:
+        """Called before the queue begins, with what the user should know."""
+        ...
+
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
         """Called once, with the cells to train and the number of those that were finished before."""
         ...
@@ -60,6 +64,11 @@ class Queue:
     def failed(self) -> bool:
         """Whether a run did not finish for another reason than that it diverged."""
         return any(not failure(self.run(self.cells[name])).get("diverged") for name in self.troubles)
+
+    def leave_out(self, plan: Plan, label: str) -> None:
+        """Removes the runs of a row from the queue, unless another plan has them, too."""
+        others = {cell.name for each in self.plans for cell in each.cells if each is not plan or cell.label != label}
+        self.waiting = [cell for cell in self.waiting if cell.label != label or cell.name in others]
 
     def next(self) -> Cell | None:
         """The first cell that can start. A cell whose prerequisite did not finish is given up."""

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from ..costs import count_parameters
 from ..outcome import Outcome
+from ..report.ladder import ladder_table
 from ..report.tables import results_table
 from ..terminal import duration, table
 from .cells import Plan, failure, status, with_needed
 from .estimates import Speeds, paper_hours, tokens, work
 from .experiment import Experiment
 from .laboratory import notes
+from .ladder import too_large
 from .measuring import Measurement
 from .runner import Queue
 
@@ -48,7 +50,8 @@ def cost_summary(plan: Plan) -> str:
     )
     lines = [f"{plan.experiment.title} ({plan.experiment.source}), {plan.scale_name}", "", table(head, rows), ""]
     said = f"{n_left} of {len(cells)} runs to do, one after another about {duration(3600 * total)} {source}."
-    return "\n".join([*lines, said, *notes(plan)])
+    left_out = [f"{label} is left out: {reason}" for label, reason in too_large(plan).items()]
+    return "\n".join([*lines, said, *left_out, *notes(plan)])
 
 
 def progress_summary(plan: Plan) -> str:
@@ -80,6 +83,9 @@ def outcome_summary(outcome: Outcome) -> str:
     """The table of results and a sentence for every claim."""
     results = results_table(outcome)
     lines = [f"{outcome.title} ({outcome.source}), {outcome.scale}", "", table(results.head, results.rows)]
+    if outcome.ladders:
+        ladder = ladder_table(outcome)
+        lines += ["", table(ladder.head, ladder.rows)]
     if outcome.verdicts:
         lines.append("")
     lines += [f"{verdict.claim.text}: {verdict.finding.upper()}. {verdict.sentence}" for verdict in outcome.verdicts]

@@ -28,9 +28,10 @@ class Panel:
     series: list[Series]
     log_y: bool = False
     x_label: str = "step"
+    log_x: bool = False
 
     def svg(self) -> str:
-        return line_chart(self.series, self.x_label, self.y_label, log_y=self.log_y, title=self.title)
+        return line_chart(self.series, self.x_label, self.y_label, self.log_x, self.log_y, self.title)
 
 
 def panels(outcome: Outcome) -> list[Panel]:

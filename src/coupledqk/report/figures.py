@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..files import atomic_path, write_atomic
 from ..outcome import Outcome
-from .curves import Panel, panels
+from .curves import Panel
+from .ladder import charts
 
 
 def figure_name(outcome: Outcome, panel: Panel) -> str:
@@ -18,7 +19,7 @@ def write_figures(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     can_print = importlib.util.find_spec("matplotlib") is not None
     written = []
     for outcome in outcomes:
-        for panel in panels(outcome):
+        for panel in charts(outcome):
             path = folder / figure_name(outcome, panel)
             write_atomic(svg := path.with_name(f"{path.name}.svg"), panel.svg())
             written.append(svg)
@@ -44,6 +45,8 @@ def _write_pdf(panel: Panel, path: Path) -> None:
                 lows, highs = zip(*series.band, strict=True)
                 axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.18, linewidth=0)
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+        if panel.log_x:
+            axes.set_xscale("log")
         if panel.log_y:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(LogFormatter())

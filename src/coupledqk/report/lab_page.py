@@ -10,8 +10,8 @@ from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..outcome import Finding, Outcome
 from ..schema import flat
-from .curves import panels
 from .figures import figure_name
+from .ladder import charts, ladder_table
 from .page import plain, render
 from .runs_page import compare
 from .tables import (
@@ -80,7 +80,8 @@ def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
         "outcome": outcome,
         "results": results_table(outcome),
         "problems": problems(outcome),
-        "charts": [panel.svg() for panel in panels(outcome)],
+        "charts": [panel.svg() for panel in charts(outcome)],
+        "ladder": ladder_table(outcome) if outcome.ladders else None,
         "costs": costs_table(outcome),
         "seeds": seeds_table(outcome),
         "labels": labels,
@@ -122,9 +123,10 @@ def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> 
         parts += [f"{markdown_text(text)}\n" for text in paragraphs if text]
         parts += [markdown(results_table(outcome)), _definition(outcome)]
         parts += ["".join(f"- {markdown_text(line)}\n" for line in problems(outcome))]
+        parts += [markdown(ladder_table(outcome))] if outcome.ladders else []
         parts += ["".join(_verdict_lines(outcome)), markdown(costs_table(outcome))]
         if figures is not None:
-            names = [(panel.title, figure_name(outcome, panel)) for panel in panels(outcome)]
+            names = [(panel.title, figure_name(outcome, panel)) for panel in charts(outcome)]
             parts += ["".join(f"![{markdown_text(text)}]({figures}/{name}.svg)\n" for text, name in names)]
         parts += ["".join(f"- {key}: {markdown_text(plain(value))}\n" for key, value in origin(outcome).items())]
     return "\n".join(part for part in parts if part)

@@ -1,0 +1,121 @@
+"""The effect of coupling against model size: rungs, a fitted slope, and which rungs fit on this machine."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from ..config import RunConfig
+from ..costs import count_parameters, sizes
+from ..errors import CoupledQKError
+from ..outcome import Ladder, Published, Rung
+from ..statistics import Estimate, UntestableError, paired, relative_differences
+from .cells import Plan, base_config, status
+from .estimates import Speeds
+from .experiment import LadderSpec, Scale, load, scale_of
+from .overview import duration
+
+DAY = 24.0
+"""Hours. A rung whose runs take longer is left out."""
+PAPER = {"60M": "ablation", "150M": "medium", "350M": "large"}
+"""The paper's three sizes, by its own names, and the experiments that have their numbers."""
+
+
+def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], parameters: Mapping[str, int]) -> Ladder:
+    """The effect at each size, and the slope of the effect against the logarithm of the size.
+
+    Effects are relative differences of pairs of runs with the same seed. The slope is an ordinary least-squares fit to all
+    pairs, in effect per tenfold size.
+    """
+    rungs, points = [], []
+    for size in spec.sizes:
+        ours, theirs = (samples.get(label.format(size=size), {}) for label in (spec.variant, spec.baseline))
+        count = parameters.get(spec.baseline.format(size=size))
+        seeds = [seed for seed in ours if math.isfinite(ours[seed] - theirs.get(seed, math.nan))]
+        if not seeds or count is None:
+            continue
+        effects = relative_differences([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        points += [(math.log10(count), effect) for effect in effects]
+        rungs.append(Rung(size, count, fmean(effects), _interval(effects), len(effects)))
+    slope = slope_of(points)
+    if slope is None:
+        return Ladder(spec.name, tuple(rungs))
+    return Ladder(spec.name, tuple(rungs), slope.value, slope.interval())
+
+
+def _interval(effects: Sequence[float]) -> tuple[float, float] | None:
+    try:
+        return paired(effects, [0.0] * len(effects)).interval()
+    except UntestableError:
+        return None
+
+
+def slope_of(points: Sequence[tuple[float, float]]) -> Estimate | None:
+    """Of a straight line through points (x, y) by least squares; None if it cannot be tested."""
+    if len({x for x, _ in points}) < 2 or len(points) < 3:
+        return None
+    mean_x, mean_y = (fmean(column) for column in zip(*points, strict=True))
+    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    residuals = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
+    df = len(points) - 2
+    return Estimate(slope, math.sqrt(residuals / df / spread), df) if residuals > 0 else None
+
+
+def paper_ladder() -> Ladder:
+    """The paper's three sizes, each with an interval from its means and standard deviations over three seeds."""
+    rungs = []
+    for size, name in PAPER.items():
+        scale = scale_of(load(name), "paper")
+        ours, theirs = (scale.published[label] for label in ("hamiltonian", "standard"))
+        estimate = _welch(ours, theirs)
+        count = count_parameters(base_config(scale).model)
+        rungs.append(Rung(size, count, estimate.value, estimate.interval(), theirs.n or 0))
+    return Ladder("the paper", tuple(rungs))
+
+
+def _welch(ours: Published, theirs: Published) -> Estimate:
+    """The relative difference of two published means, with Welch's standard error and degrees of freedom."""
+    if not all(each.std and each.n for each in (ours, theirs)):
+        raise CoupledQKError("an interval needs the standard deviation and the number of seeds of both means")
+    parts = [((each.std or 0) ** 2 / (each.n or 1), (each.n or 1) - 1) for each in (ours, theirs)]
+    variance = sum(part for part, _ in parts)
+    df = variance**2 / sum(part**2 / own for part, own in parts)
+    return Estimate((ours.mean - theirs.mean) / theirs.mean, math.sqrt(variance) / theirs.mean, df)
+
+
+def too_large(plan: Plan) -> dict[str, str]:
+    """By label, why a row of a ladder cannot be trained here: it needs more memory than there is, or more than a day a run."""
+    if not isinstance(plan.scale, Scale) or not plan.scale.ladders:
+        return {}
+    speeds, found = Speeds.of(plan.out / "runs"), {}
+    for label in plan.labels:
+        cells = [cell for cell in plan.cells if cell.label == label]
+        if all(status(plan.run(cell)) == "finished" for cell in cells):
+            continue
+        config = cells[0].config
+        if (needed := least_memory(config)) > (there := memory_here(config)):
+            found[label] = f"a run needs at least {needed / 2**30:.1f} GiB of memory, and there are {there / 2**30:.1f}"
+        elif (hours := speeds.measure(config)) > DAY:
+            found[label] = f"a run takes about {duration(3600 * hours)} on this machine, which is more than a day"
+    return found
+
+
+def least_memory(config: RunConfig) -> int:
+    """Bytes that training needs at least: weights, gradients, AdamW's moments, and the saved activations of a micro-batch."""
+    model, rows = config.model, config.runtime.micro_batch or config.train.batch_size
+    layers = 1 if config.runtime.gradient_checkpointing else model.n_layers
+    activations = 4 * rows * config.train.seq_len * layers * (6 * model.d_model + 3 * model.d_ff)
+    return sizes(model).training_state + activations
+
+
+def memory_here(config: RunConfig) -> int:
+    """Bytes of the device that the run would use."""
+    import torch
+
+    from ..tasks.models import pick_device
+
+    device = pick_device(config.runtime.device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,63 @@
+"""The effect against model size, as a table and a figure."""
+
+import math
+from collections.abc import Iterator
+
+from ..outcome import Ladder, Outcome
+from .chart import Series
+from .curves import Panel, panels
+from .page import number
+from .tables import NOTHING, Table, interval, percent
+
+
+def charts(outcome: Outcome) -> list[Panel]:
+    """All charts of an outcome: the effect against size if there is one, then the learning curves."""
+    ladder = ladder_panel(outcome)
+    return [*([ladder] if ladder else []), *panels(outcome)]
+
+
+def ladder_table(outcome: Outcome) -> Table:
+    """A row for every rung, and one for the slope of every ladder that has one."""
+    head = ("", "size", "parameters", "effect", "95% interval", "pairs of seeds")
+    rows = tuple(row for ladder in outcome.ladders for row in _rows(ladder))
+    return Table(f"{outcome.title}: effect against size", head, rows, "llrrrr")
+
+
+def _rows(ladder: Ladder) -> Iterator[tuple[str, ...]]:
+    for rung in ladder.rungs:
+        ends = interval(rung.interval) if rung.interval else NOTHING
+        yield ladder.name, rung.size, number(rung.parameters), percent(rung.effect), ends, str(rung.n)
+    if ladder.slope is not None and ladder.slope_interval is not None:
+        pairs = str(sum(rung.n for rung in ladder.rungs))
+        yield ladder.name, "slope per tenfold size", "", _points(ladder.slope), interval(ladder.slope_interval), pairs
+
+
+def _points(share: float) -> str:
+    return percent(share).replace("%", " points")
+
+
+def ladder_panel(outcome: Outcome) -> Panel | None:
+    """The effect of every ladder with its interval, and the fitted lines."""
+    series = []
+    for look, ladder in enumerate(ladder for ladder in outcome.ladders if ladder.rungs):
+        points = [(float(rung.parameters), 100 * rung.effect) for rung in ladder.rungs]
+        ends = [rung.interval or (rung.effect, rung.effect) for rung in ladder.rungs]
+        band = [(100 * low, 100 * high) for low, high in ends]
+        series.append(Series(ladder.name, points, band, look))
+        if ladder.slope is not None:
+            series.append(
+                Series(f"{ladder.name}, fitted", _line(ladder, ladder.slope), look=look + len(outcome.ladders))
+            )
+    if not series:
+        return None
+    title = f"{outcome.metric.name.capitalize()} against standard, by model size"
+    return Panel("ladder", title, "effect, %", series, x_label="parameters", log_x=True)
+
+
+def _line(ladder: Ladder, slope: float) -> list[tuple[float, float]]:
+    """The fitted line at both ends. Least squares passes through the mean of all pairs."""
+    pairs = sum(rung.n for rung in ladder.rungs)
+    x = sum(rung.n * math.log10(rung.parameters) for rung in ladder.rungs) / pairs
+    y = sum(rung.n * rung.effect for rung in ladder.rungs) / pairs
+    ends = (ladder.rungs[0].parameters, ladder.rungs[-1].parameters)
+    return [(float(end), 100 * (y + slope * (math.log10(end) - x))) for end in ends]

@@ -1,0 +1,133 @@
+"""The effect against model size: fitted, drawn, and refused where it does not fit."""
+
+import itertools
+import math
+
+import pytest
+from scipy.stats import linregress
+
+from coupledqk.cli import main
+from coupledqk.costs import count_parameters
+from coupledqk.lab import ladder
+from coupledqk.lab.cells import make_plan
+from coupledqk.lab.estimates import tokens
+from coupledqk.lab.experiment import LadderSpec, load
+from coupledqk.lab.laboratory import run_experiment
+from coupledqk.lab.ladder import fit_ladder, least_memory, paper_ladder, slope_of, too_large
+from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
+
+SPEC = LadderSpec("coupled, {size}", "standard, {size}", ("S", "M", "L"))
+
+LADDER = (
+    SMALL.partition("[[grid]]")[0].replace("d_model = 16\n", "")
+    + """
+[[grid]]
+label = "{variant}, {size}"
+variant = ["standard", "hamiltonian"]
+[grid.axes.size]
+S = { d_model = 8 }
+M = { d_model = 16 }
+L = { d_model = 32 }
+[[ladders]]
+variant = "hamiltonian, {size}"
+baseline = "standard, {size}"
+sizes = ["S", "M", "L"]
+[[claims]]
+text = "Coupling lowers perplexity at L"
+kind = "lower"
+variant = "hamiltonian, L"
+baseline = "standard, L"
+primary = true
+"""
+)
+
+
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+def test_every_rung_sees_20_tokens_per_parameter_at_the_rate_of_one_rule(scale):
+    plan = make_plan(load("ladder"), scale)
+    reference, rate = {"mini": (250_000, 6e-3), "paper": (60_343_296, 6e-4)}[scale]
+    counts = {}
+    for cell in plan.cells:
+        if not cell.label.startswith("standard"):
+            continue
+        count = counts[cell.label] = count_parameters(cell.config.model)
+        assert tokens(cell.config) / count == pytest.approx(20, rel=0.01)
+        assert cell.config.train.lr == pytest.approx(rate * (count / reference) ** -0.25, rel=0.02)
+    coupled = {
+        cell.label.replace("hamiltonian", "standard"): cell.config for cell in plan.cells if "hamil" in cell.label
+    }
+    assert all(cell.config.train == coupled[cell.label].train for cell in plan.cells if cell.label in coupled)
+    widths = {cell.config.model.d_model // cell.config.model.n_heads for cell in plan.cells}
+    assert len(widths) == 1
+    sizes = sorted(count for label, count in counts.items() if "learned" not in label)
+    assert all(2 < large / small < 4.2 for small, large in itertools.pairwise(sizes))
+
+
+def test_a_slope_is_that_of_least_squares():
+    points = [(5.0, -0.02), (5.0, -0.03), (6.0, -0.01), (6.0, 0.0), (7.0, 0.01), (7.0, 0.03)]
+    slope = slope_of(points)
+    assert slope is not None
+    reference = linregress(*zip(*points, strict=True))
+    assert slope.value == pytest.approx(reference.slope)
+    assert slope.standard_error == pytest.approx(reference.stderr)
+    assert slope.p() == pytest.approx(reference.pvalue)
+    assert slope_of(points[:2]) is None
+
+
+def test_rungs_are_pairs_of_seeds_and_one_that_diverged_is_left_out():
+    samples = {
+        "standard, S": {0: 100.0, 1: 100.0},
+        "coupled, S": {0: 98.0, 1: 96.0, 2: 1.0},
+        "standard, M": {0: 50.0, 1: 50.0},
+        "coupled, M": {0: 49.5, 1: math.nan},
+        "standard, L": {0: 20.0},
+    }
+    found = fit_ladder(SPEC, samples, {"standard, S": 1_000, "standard, M": 10_000, "standard, L": 100_000})
+    assert [(rung.size, rung.n) for rung in found.rungs] == [("S", 2), ("M", 1)]
+    assert [rung.effect for rung in found.rungs] == pytest.approx([-0.03, -0.01])
+    assert found.rungs[0].interval is not None
+    assert found.rungs[1].interval is None
+    assert found.slope == pytest.approx(0.02)
+
+
+def test_the_papers_sizes_have_its_effects():
+    assert {rung.size: round(rung.effect, 4) for rung in paper_ladder().rungs} == {
+        "60M": -0.0661, "150M": -0.0672, "350M": -0.0102
+    }  # fmt: skip
+
+
+def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
+    corpus = mine.parent / "products.txt"
+    mine.write_text(LADDER.replace("CORPUS", str(corpus)))
+    main(["reproduce", str(mine)])
+    said = capsys.readouterr().out
+    assert "slope per tenfold size" in said
+    outcome = run_experiment(mine, progress=False)
+    ours, paper = outcome.ladders
+    assert [(rung.size, rung.n) for rung in ours.rungs] == [("S", 2), ("M", 2), ("L", 2)]
+    assert ours.slope is not None
+    assert paper.name == "the paper"
+    main(["report", "lab/mine-mini.json", "-o", "mine.html", "--figures", "figures"])
+    page = (mine.parent / "mine.html").read_text()
+    assert "Effect against size" in page
+    assert "the paper, " not in page
+    assert "<svg" in (mine.parent / "figures/mine-mini-ladder.svg").read_text()
+
+
+def test_a_rung_that_does_not_fit_is_said_and_the_rest_runs(mine, monkeypatch, capsys):  # noqa: F811
+    mine.write_text(LADDER.replace("CORPUS", str(mine.parent / "products.txt")))
+    large = min(
+        least_memory(cell.config) for cell in make_plan(load(str(mine)), "mini").cells if cell.label.endswith("L")
+    )
+    monkeypatch.setattr(ladder, "memory_here", lambda config: large - 1)
+    main(["reproduce", str(mine), "--dry-run"])
+    assert "standard, L is left out: a run needs at least 0.0 GiB of memory" in capsys.readouterr().out
+    main(["reproduce", str(mine)])
+    said = capsys.readouterr()
+    assert "hamiltonian, L is left out" in said.err
+    assert [row.n for row in run_experiment(mine, progress=False).rows] == [2, 2, 0, 2, 2, 0]
+
+
+def test_a_rung_of_more_than_a_day_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder.Speeds, "measure", lambda self, config: 25.0 if config.model.d_model == 160 else 1.0)
+    assert set(too_large(make_plan(load("ladder"), "mini", tmp_path))) == {"standard, 1.5M", "hamiltonian, 1.5M"}
