@@ -10,10 +10,10 @@ from ..costs import count_parameters, sizes
 from ..errors import CoupledQKError
 from ..outcome import Ladder, Published, Rung
 from ..statistics import Estimate, UntestableError, paired, relative_differences
+from ..terminal import duration
 from .cells import Plan, base_config, status
 from .estimates import Speeds
 from .experiment import LadderSpec, Scale, load, scale_of
-from .overview import duration
 
 DAY = 24.0
 """Hours. A rung whose runs take longer is left out."""

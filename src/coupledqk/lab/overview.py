@@ -27,7 +27,7 @@ class GridProgress:
         self.bars.__exit__(None, None, None)
 
     def note(self, text: str) -> None:
-        self._say(text)
+        self.bars.say(text)
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
         self.work = {cell.name: work(cell.config) for cell in cells}
