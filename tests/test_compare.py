@@ -56,7 +56,7 @@ def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([20_000.0, 90_000.0, 90_000.0])
-    monkeypatch.setattr(compare, "measure", lambda *_: dict.fromkeys(compare.COUPLED, next(speeds)))
+    monkeypatch.setattr(compare, "measure_speeds", lambda *_: dict.fromkeys(compare.COUPLED, next(speeds)))
     first, again, other = (choose(NOVEL, compare.COUPLED, minutes, 1, tmp_path) for minutes in (8, 8, 9))
     assert first == again
     assert other.steps > first.steps

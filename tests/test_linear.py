@@ -4,33 +4,33 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from coupledqk.linear import WORTH_DEALING, Linear, dealt_out, linear, worth_dealing
+from coupledqk.linear import WORTH_SPLITTING, Linear, linear, split_rows, worth_splitting
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)])
 @pytest.mark.parametrize(("n", "d"), [(7, 3), (64, 16), (65, 16), (50_257, 4)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_dealing_out_the_rows_of_a_matrix_changes_no_value(shape, n, d, threads):
+def test_splitting_the_rows_of_a_matrix_changes_no_value(shape, n, d, threads):
     x, weight = torch.randn(*shape[1:], d), torch.randn(n, d)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.testing.assert_close(dealt_out(x, weight), F.linear(x, weight))
+        torch.testing.assert_close(split_rows(x, weight), F.linear(x, weight))
     finally:
         torch.set_num_threads(before)
 
 
-def test_only_a_single_row_without_gradients_is_dealt_out():
-    weight = torch.randn(WORTH_DEALING // 64, 64)
+def test_only_a_single_row_without_gradients_is_split_rows():
+    weight = torch.randn(WORTH_SPLITTING // 64, 64)
     row = torch.randn(1, 1, 64)
-    assert not worth_dealing(row, weight)  # gradients would be lost
+    assert not worth_splitting(row, weight)  # gradients would be lost
     with torch.no_grad():
-        assert worth_dealing(row, weight)
-        assert not worth_dealing(torch.randn(1, 2, 64), weight)
-        assert not worth_dealing(row, weight[1:])
-        assert not worth_dealing(row.double(), weight.double())
+        assert worth_splitting(row, weight)
+        assert not worth_splitting(torch.randn(1, 2, 64), weight)
+        assert not worth_splitting(row, weight[1:])
+        assert not worth_splitting(row.double(), weight.double())
         with torch.autocast("cpu", torch.bfloat16):
-            assert not worth_dealing(row, weight)
+            assert not worth_splitting(row, weight)
 
 
 def test_a_layer_is_the_same_with_and_without_gradients():

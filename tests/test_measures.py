@@ -29,7 +29,7 @@ from coupledqk.analysis.measures import (
     top1_ratio,
 )
 from coupledqk.analysis.motion import energy, q_turned
-from coupledqk.analysis.paired import differences, paired, student_quantile
+from coupledqk.analysis.paired import differences, paired
 from coupledqk.analysis.surveys import MEASURES, Survey
 
 T = 7
@@ -385,13 +385,6 @@ def test_windows_are_spread_over_the_text_and_do_not_overlap():
 
 
 # Comparisons
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 24, 1000])
-@pytest.mark.parametrize("probability", [0.6, 0.975, 0.995])
-def test_quantiles_are_students(freedom, probability):
-    scipy = pytest.importorskip("scipy.stats")
-    assert student_quantile(probability, freedom) == pytest.approx(scipy.t.ppf(probability, freedom), rel=1e-6)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():

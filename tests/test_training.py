@@ -16,7 +16,7 @@ from coupledqk.errors import CoupledQKError, DivergedError
 from coupledqk.recipes import RECIPES, recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.runs.training import train_run
-from coupledqk.tasks.lm import measure
+from coupledqk.tasks.lm import language_metrics
 from coupledqk.tasks.models import load_model, new_model
 from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Evaluation, Event, Step
@@ -118,7 +118,7 @@ def test_the_best_weights_are_kept_beside_the_final_ones(text: Path, tmp_path: P
     assert best["step"] < final["step"]
     corpus = prepare(run.config.task)
     for which, record in (("best", best), ("final", final)):
-        measured = measure(
+        measured = language_metrics(
             load_model(run, which), valid_batches(corpus.valid, 16, 4), corpus.info.splits["valid"].bytes
         )
         assert measured["loss"] == pytest.approx(record["loss"], rel=1e-6)
@@ -164,7 +164,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
     # from there the loss is still that of a model, not of a wreck
     model = load_model(RunFolder(tmp_path / "run"), Path(found[1]), "cpu")
     corpus = prepare(tiny(text).task)
-    assert measure(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
+    assert language_metrics(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
 
 
 # starting from another run

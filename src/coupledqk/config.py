@@ -191,7 +191,7 @@ class LMConfig(DataConfig):
 
 @dataclass(frozen=True)
 class AdaptConfig(DataConfig):
-    """A trained language model (`init_from`) goes on with other text."""
+    """Continued training of a language model (`init_from`) on other text."""
 
     kind: Literal["adapt"] = "adapt"
     method: Literal["full", "lora", "lora_coupling", "coupling"] = "full"

@@ -1,14 +1,14 @@
 """Products with weight matrices: x Wᵀ.
 
 On a CPU the library multiplies a single row by one thread alone, which takes twice as long as the memory needs to bring the
-matrix. Decoding is nothing but such products. So the rows of the matrix are dealt out to the threads, as a batch.
+matrix. Decoding is nothing but such products. So the rows of the matrix are split among the threads, as a batch.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WORTH_DEALING = 1 << 17  # numbers in the matrix; smaller ones are done before a thread is awake
+WORTH_SPLITTING = 1 << 17  # numbers in the matrix; smaller ones are done before a thread is awake
 
 
 class Linear(nn.Linear):
@@ -23,18 +23,18 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x (..., d) to (..., n), for a weight (n, d)."""
-    return dealt_out(x, weight) if worth_dealing(x, weight) else F.linear(x, weight)
+    return split_rows(x, weight) if worth_splitting(x, weight) else F.linear(x, weight)
 
 
-def worth_dealing(x: Tensor, weight: Tensor) -> bool:
+def worth_splitting(x: Tensor, weight: Tensor) -> bool:
     """Whether x is a single row to be multiplied now, in float32 and without gradients, by a large matrix on a CPU."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
         return False
-    one_row = x.numel() == x.shape[-1] and weight.numel() >= WORTH_DEALING
+    one_row = x.numel() == x.shape[-1] and weight.numel() >= WORTH_SPLITTING
     return one_row and x.is_cpu and x.dtype == weight.dtype == torch.float32
 
 
-def dealt_out(x: Tensor, weight: Tensor) -> Tensor:
+def split_rows(x: Tensor, weight: Tensor) -> Tensor:
     n, d = weight.shape
     hands = 4 * torch.get_num_threads()  # more than one for each thread, so that none waits long for another
     rest = n % hands

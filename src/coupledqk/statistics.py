@@ -29,7 +29,7 @@ def scipy_special() -> Any:
     try:
         from scipy import special
     except ImportError:
-        raise CoupledQKError("the laboratory's statistics need SciPy: pip install 'coupledqk[lab]'") from None
+        raise CoupledQKError("intervals and tests need SciPy: pip install 'coupledqk[lab]'") from None
     return special
 
 
@@ -80,7 +80,11 @@ class Estimate:
         return _margin_in_errors(self.df, level, power) * self.standard_error
 
     def _quantile(self, tail: float) -> float:
-        return -float(scipy_special().stdtrit(self.df, tail))
+        return student_quantile(1 - tail, self.df)
+
+
+def student_quantile(probability: float, df: float) -> float:
+    return float(scipy_special().stdtrit(df, probability))
 
 
 @cache
@@ -92,7 +96,7 @@ def _margin_in_errors(df: float, level: float, power: float) -> float:
 
     # Given the sample's spread, the sample's mean is normal: average over a thousand equally likely spreads.
     chances = (np.arange(1000) + 0.5) / 1000
-    bounds = special.stdtrit(df, 1 - level) * np.sqrt(special.chdtri(df, chances) / df)
+    bounds = student_quantile(1 - level, df) * np.sqrt(special.chdtri(df, chances) / df)
 
     def too_much(margin: float) -> float:
         return np.maximum(2 * special.ndtr(margin - bounds) - 1, 0).mean() - power
@@ -185,7 +189,7 @@ def bootstrap_interval(
 
     _check(values, least=2)
     special, n = scipy_special(), len(values)
-    tail = special.ndtr(math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, (1 - confidence) / 2))
+    tail = special.ndtr(math.sqrt(n / (n - 1)) * student_quantile((1 - confidence) / 2, n - 1))
     means = np.random.default_rng(seed).choice(np.asarray(values, float), (resamples, n)).mean(1)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)

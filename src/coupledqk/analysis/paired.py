@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..statistics import student_quantile
 from .surveys import Survey
 
 if TYPE_CHECKING:
@@ -45,13 +46,3 @@ def paired(by_sequence: NDArray[Any]) -> dict[str, NDArray[Any]]:
         return {"difference": difference, "margin": np.full_like(difference, np.nan)}
     margin = student_quantile((1 + CONFIDENCE) / 2, n - 1) * by_sequence.std(0, ddof=1) / math.sqrt(n)
     return {"difference": difference, "margin": margin}
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """Of Student's distribution, above the median: with x = √ν tan θ its density becomes that of cos θ to the ν − 1."""
-    import numpy as np
-
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angles) ** (freedom - 1)
-    area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return math.sqrt(freedom) * math.tan(np.interp(2 * probability - 1, area / area[-1], angles))

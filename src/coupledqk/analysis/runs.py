@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..config import text_of
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
+from ..statistics import scipy_special
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,8 @@ class Analysis:
 
     def measure(self, tracked: Tracked = lambda items, label, total: items) -> Analyzed:
         runs = self.open_runs()
+        if len(runs) > 1:
+            scipy_special()  # for the intervals of their differences; before anything is measured
         corpus, lengths = self._open_text(runs)
         tokens = getattr(corpus, self.split)
         surveyed = list(self._survey(runs, tokens, lengths, tracked))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CoupledQKError
 from ..files import atomic_path
+from ..palette import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE_WIDTH, PANEL_HEIGHT = 6.75, 2.7  # inches
 
-# The colours of Okabe and Ito; markers, dashes and hatches say the same without colour.
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c8c"]
+# Markers, dashes and hatches say the same as colours, for print without colour.
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 DASHES = ["-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), "-", (0, (5, 1.5)), (0, (1, 1))]
 HATCHES = ["", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++"]

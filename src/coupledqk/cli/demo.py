@@ -42,7 +42,7 @@ class Demo:
                 steps=self.steps,
                 warmup=self.steps // 10,
                 batch_size=8,
-                lr=1e-3,  # half of the recipe's, for half of its batch: at the whole one a variant may lose its way
+                lr=1e-3,  # half of the recipe's, for half of its batch: at the full rate a variant may diverge
                 eval_every=max(1, self.steps // 5),
             )
             runs.append(train_one(config, self.out / name, label=f"{name:<8}"))

@@ -36,7 +36,7 @@ class Eval:
     def run(self) -> None:
         from ..data.batches import valid_batches
         from ..data.shards import prepare
-        from ..tasks.lm import measure, perplexity_definition
+        from ..tasks.lm import language_metrics, perplexity_definition
         from ..tasks.models import load_model, run_tokenizer
         from ..terminal import tokenizing
 
@@ -51,7 +51,7 @@ class Eval:
             corpus = prepare(data, on_bytes, tokenizer=run_tokenizer(run))
         seq_len = run.config.train.seq_len
         batches = valid_batches(getattr(corpus, self.split), seq_len, batch_size=8)
-        measures = measure(model, batches, corpus.info.splits[self.split].bytes)
+        measures = language_metrics(model, batches, corpus.info.splits[self.split].bytes)
         definition = perplexity_definition(self.split, seq_len, data)
         if self.json:
             about = {"run": str(run.path), "corpus": data.corpus, "split": self.split, "hash": corpus.info.hash}

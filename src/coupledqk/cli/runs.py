@@ -34,7 +34,7 @@ class Runs:
                     f"{folder}: no such folder; name the one that holds runs, as in `coupledqk runs demo`"
                 )
         runs = [run for folder in folders for run in find_runs(folder)]
-        rows = [describe(run) for run in runs]
+        rows = [record(run) for run in runs]
         if self.json:
             print(json.dumps(rows, indent=2))
             return
@@ -46,11 +46,11 @@ class Runs:
         print(table([*keys, "best validation"], cells))
 
 
-def describe(run: RunFolder) -> dict[str, Any]:
+def record(run: RunFolder) -> dict[str, Any]:
     config, valid, train = run.config, run.metrics("valid"), run.metrics("train")
-    lowest = min(valid, key=lambda record: record["loss"], default={})
+    lowest = min(valid, key=lambda each: each["loss"], default={})
     measure = config.task.measure
-    step = max((record["step"] for record in (*valid[-1:], *train[-1:])), default=0)
+    step = max((each["step"] for each in (*valid[-1:], *train[-1:])), default=0)
     return {
         "run": str(run.path),
         "attention": variant_name(config),

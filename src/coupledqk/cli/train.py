@@ -14,7 +14,7 @@ from .settings import WithSettings, parse_settings, settings_help
 
 @dataclass(frozen=True)
 class Train(WithSettings):
-    """Train a model: text in, a run folder out. It can be stopped at any moment and resumed to the same bits.
+    """Train a model: text in, a run folder out. It can be stopped at any moment and resumed bit-identically.
 
     Try it:
 

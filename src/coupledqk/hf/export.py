@@ -19,7 +19,7 @@ from ..errors import CoupledQKError
 from ..files import atomic_path, sha256, write_atomic
 from ..model import TransformerLM
 from ..run_folder import RunFolder
-from ..runs.training import describe
+from ..runs.training import run_info
 from ..schema import change, from_dict, to_dict
 from ..tasks.models import load_model, run_tokenizer
 from ..training.checkpoints import Checkpoints
@@ -108,7 +108,7 @@ def import_run(folder: Path, path: Path) -> RunFolder:
         else:
             # no corpus has this hash, so training cannot go on from weights that come without a story
             unknown = {"corpus": f"unknown, imported from {folder.name}", "hash": None}
-            run.write_json("info.json", describe(path.name, run.config, model, unknown))
+            run.write_json("info.json", run_info(path.name, run.config, model, unknown))
     return RunFolder(path)
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CoupledQKError
 from ..schema import require
+from ..statistics import bootstrap_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,6 @@ POOL = 1 << 24
 CONTEXTS = 5
 FEWEST = 10
 """Documents below which an interval over documents says nothing."""
-RESAMPLES = 10_000
 
 # Text has no alignment (pb = 0), and its next letter depends on the whole letter before (lc = 4).
 _SETTINGS = {"dict_size": 1 << 21, "lc": 4, "lp": 0, "pb": 0, "nice_len": 64}
@@ -81,11 +81,9 @@ def coherence(
         )
     costs = np.array(list(_costs(parts, long_enough, context_bytes, random)))
     gains = costs[:, 0] - costs[:, 1]
-    resampled = gains[random.randint(len(gains), size=(RESAMPLES, len(gains)))].mean(axis=1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    alone, given = costs.mean(axis=0)
+    alone, given = map(float, costs.mean(axis=0))
     return Coherence(
-        float(gains.mean()), (float(low), float(high)), float(alone), float(given), len(gains), context_bytes
+        float(gains.mean()), bootstrap_interval(gains.tolist(), seed=seed), alone, given, len(gains), context_bytes
     )
 
 

@@ -104,12 +104,12 @@ def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: 
         )
     if known["asked"] == asked:
         return Choice(**known["choice"])
-    choice = fit(text, measure(text, variants), minutes, jobs)
+    choice = fit(text, measure_speeds(text, variants), minutes, jobs)
     write_atomic(memory, json.dumps({"asked": asked, "choice": asdict(choice)}, indent=1) + "\n")
     return choice
 
 
-def measure(text: Text, variants: Sequence[str]) -> dict[str, float]:
+def measure_speeds(text: Text, variants: Sequence[str]) -> dict[str, float]:
     """Tokens per second of each variant, in training."""
     from ..runs.training import train_run
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import CoupledQKError
+from ..palette import COLOURS, DARK_COLOURS
 from .axis import Axis, drawable
 
 Point = tuple[float, float]
@@ -16,9 +17,7 @@ LEFT, RIGHT, ABOVE, BELOW = 64, 18, 44, 56
 KEY_WIDTH, LETTER_WIDTH, LONGEST_NAME = 54, 9, 32
 MOST_MARKERS = 12
 
-# The colours of Okabe and Ito, told apart by all eyes; dash and marker differ too, for print without colour.
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442"]
-DARK_COLOURS = ["#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#0072b2", "#ffffff", "#f0e442"]
+# Dash and marker differ as well as colour, for print without colour.
 DASHES = ["none", "8 3", "2 3", "10 3 2 3", "5 2"]
 MARKERS = [
     "m-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",
@@ -30,7 +29,7 @@ MARKERS = [
 ]
 
 
-def _palette(colours: list[str]) -> str:
+def _palette(colours: Sequence[str]) -> str:
     return ";".join(f"--colour-{i}:{colour}" for i, colour in enumerate(colours))
 
 

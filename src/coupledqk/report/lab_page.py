@@ -13,7 +13,7 @@ from ..schema import flat
 from .figures import figure_name
 from .ladder import charts, ladder_table
 from .page import plain, render
-from .runs_page import compare
+from .runs_page import shared_and_different
 from .tables import (
     Table,
     claims_table,
@@ -86,7 +86,9 @@ def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
         "seeds": seeds_table(outcome),
         "labels": labels,
         "config": base,
-        "settings": compare([{k: by_label.get(label, {}).get(k, base.get(k)) for k in keys} for label in labels]),
+        "settings": shared_and_different(
+            [{k: by_label.get(label, {}).get(k, base.get(k)) for k in keys} for label in labels]
+        ),
         "origin": origin(outcome),
     }
 

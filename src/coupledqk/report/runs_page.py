@@ -73,8 +73,8 @@ def write_page(
         averaged_over=max(_group_size(len(snapshot.train)) for snapshot in snapshots),
         samples=_by_prompt(samples),
         head_tables=_head_tables(names, snapshots),
-        settings=compare([flat(to_dict(snapshot.config)) for snapshot in snapshots]),
-        origin=compare([_origin(snapshot, name) for snapshot, name in zip(snapshots, names, strict=True)]),
+        settings=shared_and_different([flat(to_dict(snapshot.config)) for snapshot in snapshots]),
+        origin=shared_and_different([_origin(snapshot, name) for snapshot, name in zip(snapshots, names, strict=True)]),
     )
     write_atomic(out, page)
 
@@ -181,7 +181,7 @@ def _origin(snapshot: Snapshot, name: str) -> dict[str, Any]:
     return flat({key: value for key, value in snapshot.info.items() if key not in said})
 
 
-def compare(tables: Sequence[Mapping[str, Any]]) -> Comparison:
+def shared_and_different(tables: Sequence[Mapping[str, Any]]) -> Comparison:
     comparison = Comparison({}, {})
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [table.get(key) for table in tables]

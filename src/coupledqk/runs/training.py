@@ -89,7 +89,7 @@ def train_run(
         for name, text in task.files.items():
             write_atomic(run.path / name, text)
         started = run.info.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        run.write_json("info.json", {**describe(path.name, run.config, model, task.about), "started": started})
+        run.write_json("info.json", {**run_info(path.name, run.config, model, task.about), "started": started})
         checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep)
         event: Event | None = None
         with ExitStack() as stack:
@@ -105,7 +105,7 @@ def train_run(
     return run
 
 
-def describe(name: str, config: RunConfig, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
+def run_info(name: str, config: RunConfig, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     """What a run folder says of its model, and `about` its data."""
     return {
         "name": name,

@@ -54,7 +54,7 @@ class LanguageModelling:
         rows = self.config.runtime.micro_batch or self.config.train.batch_size
         batches = valid_batches(self.corpus.valid, self.config.train.seq_len, rows)
         n_bytes = self.corpus.info.splits["valid"].bytes
-        return {**measure(model, batches, n_bytes), **head_settings(model)}
+        return {**language_metrics(model, batches, n_bytes), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
         """The tokens that were used, n-gram models of them, and the loss by the length of the context."""
@@ -73,7 +73,7 @@ class LanguageModelling:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, batches: Iterable[Batch], n_bytes: int) -> dict[str, float]:
+def language_metrics(model: nn.Module, batches: Iterable[Batch], n_bytes: int) -> dict[str, float]:
     """Mean loss in nats per token, its exponential, and bits per byte of the text."""
     device = next(model.parameters()).device
     total, count = 0.0, 0

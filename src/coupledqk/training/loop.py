@@ -1,6 +1,6 @@
 """The one training loop. It knows no model and no data: a Task gives both, events tell what happens.
 
-It can be killed at any instant and resumed to the same bits (with the same threads, torch and device kind): the batch is a
+It can be killed at any instant and resumed bit-identically (with the same threads, torch and device kind): the batch is a
 function of (seed, step), so that weights, optimiser, loss scaler and two counters are the whole state.
 """
 
