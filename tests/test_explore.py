@@ -18,18 +18,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import tiny_model
-from coupledqk.analysis import LayerTape, record
-from coupledqk.analysis.measures import effective_rank, entropy, singular_values
+from coupledqk.analysis import LayerTape, loss_effects, record
+from coupledqk.analysis.motion import attention_moved, k_turned, q_moved
 from coupledqk.cli.explore import Explore
 from coupledqk.data.tokenizers import byte_tokenizer, train_bpe
 from coupledqk.errors import CoupledQKError
-from coupledqk.explore.bundle import MOST_TOKENS, Reader, make_bundle, open_readers
+from coupledqk.explore import bundle as bundles
+from coupledqk.explore.bundle import MOST_TOKENS, Reader, make_bundle, make_effects, open_readers
+from coupledqk.explore.motion import NUMBERS, UNITS, motion_numbers, plane_paths, states_of
 from coupledqk.explore.packing import UNIT, pack, unpack, weight_codes
-from coupledqk.explore.paths import plane_paths
-from coupledqk.explore.server import MOST_BYTES, Server
+from coupledqk.explore.server import Server
+from coupledqk.explore.tour import find_stops
 from coupledqk.model import TransformerLM
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
+from coupledqk.server import MOST_BYTES
 from coupledqk.training.checkpoints import Checkpoints
 
 TEXT = "the cat and the dog"
@@ -55,7 +58,8 @@ def patterns(reader: Reader, text: str = TEXT) -> Tensor:
 
 
 def stored_weights(run: dict[str, Any], n_tokens: int) -> Tensor:
-    roots = unpack(run["maps"], run["n_layers"], run["n_heads"], n_tokens, n_tokens).double() / UNIT
+    shape = (len(run["map_steps"]), run["n_layers"], run["n_heads"], n_tokens, n_tokens)
+    roots = unpack(run["maps"], *shape).double() / UNIT
     return roots * roots.abs()
 
 
@@ -76,28 +80,46 @@ def test_packed_numbers_come_back_and_take_little_room() -> None:
     assert len(text) < 4_500_000, "64 maps of 256 tokens"
 
 
-@pytest.mark.parametrize("variant", ["standard", "gqa", "diff", "euler", "hamiltonian_diff"])
-def test_the_maps_are_the_models_to_the_stored_precision(variant: str) -> None:
+@pytest.mark.parametrize("variant", ["standard", "gqa", "diff", "euler", "hamiltonian_diff", "affine"])
+def test_the_maps_of_every_step_are_the_models_to_the_stored_precision(variant: str) -> None:
     subject = reader(variant)
-    exact = patterns(subject)
+    exact = torch.stack([layer.patterns()[:, 0] for layer in layers(subject)], dim=1)
     [run] = make_bundle([subject], TEXT)["runs"]
+    assert run["map_steps"] == list(range(run["n_steps"] + 1))
+    assert run["n_steps"] == {"standard": 0, "gqa": 0, "diff": 0, "affine": 1}.get(variant, 3)
     error = (stored_weights(run, len(TEXT)) - exact).abs()
     assert (error <= exact.abs().sqrt() / UNIT + 1 / UNIT**2).all()
     assert run["signed"] == bool((exact < 0).any())
-    for name, measured in (("entropy", entropy(exact)), ("effective_rank", effective_rank(singular_values(exact)))):
-        torch.testing.assert_close(torch.tensor(run[name], dtype=torch.float64), measured, atol=1e-4, rtol=0)
 
 
-def states(layer: LayerTape) -> Tensor:
-    """The states of q and k, one after the other, each (H, T, n + 1, d)."""
-    q, k = layer.trajectory()
-    k = k.repeat_interleave(q.shape[3] // k.shape[3], dim=3)
-    return torch.cat((q, k))[:, 0].permute(2, 1, 0, 3)
+def test_the_steps_in_between_are_left_out_of_a_page_that_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = reader("euler")
+    monkeypatch.setattr(bundles, "MOST_WEIGHTS", 1000)
+    [run] = make_bundle([subject], TEXT)["runs"]
+    assert (run["n_steps"], run["map_steps"]) == (3, [0, 3])
+    torch.testing.assert_close(stored_weights(run, len(TEXT))[1], patterns(subject), atol=1e-3, rtol=0)
+
+
+def test_what_coupling_changes_is_what_the_analysis_measures() -> None:
+    subject = reader("hamiltonian_gqa")
+    [run] = make_bundle([subject], TEXT)["runs"]
+    measured = torch.stack([attention_moved(layer)[0] for layer in layers(subject)])
+    torch.testing.assert_close(torch.tensor(run["changed"], dtype=torch.float64), measured, atol=1e-4, rtol=0)
+    dt = torch.stack([layer.integrator.step_size for layer in layers(subject)])
+    assert run["step_size"] == [[pytest.approx(row[0].item(), abs=1e-4)] * 4 for row in dt], "4 heads share a key head"
+
+
+def test_a_run_without_dynamics_has_nothing_that_moves() -> None:
+    [run] = make_bundle([reader()], TEXT)["runs"]
+    assert run["changed"] is run["motion"] is run["step_size"] is None
+    assert [stop["kind"] for stop in run["tour"]] == ["previous", "induction", "sink"]
 
 
 def test_paths_start_at_the_projected_and_end_at_the_evolved_q_and_k() -> None:
-    [layer, *_] = layers(reader("drift"))  # without a force all states lie in one plane, which therefore hides nothing
-    points, held = plane_paths(layer)
+    [layer, *_] = layers(
+        reader("drift")
+    )  # without a force all states lie in one plane, so the projection loses nothing
+    points, held = plane_paths(*states_of(layer))
     assert held.min() == pytest.approx(1)
     for step, (q, k) in {0: (layer.q, layer.k), -1: (layer.evolved_q, layer.evolved_k)}.items():
         drawn_q, drawn_k = points[:, :, step].chunk(2, dim=-1)  # (H, T, 2)
@@ -106,11 +128,12 @@ def test_paths_start_at_the_projected_and_end_at_the_evolved_q_and_k() -> None:
             torch.testing.assert_close((drawn[0] * drawn[1]).sum(-1), (true[0] * true[1]).sum(-1))
 
 
-@pytest.mark.parametrize("variant", ["euler", "hamiltonian", "euler_diff", "hamiltonian_gqa", "mlp_only"])
-def test_no_plane_through_two_states_holds_more_than_the_chosen_one(variant: str) -> None:
+@pytest.mark.parametrize("variant", ["euler", "hamiltonian", "euler_diff", "hamiltonian_gqa", "mlp_only", "affine"])
+def test_no_plane_through_two_states_keeps_more_than_the_chosen_one(variant: str) -> None:
     [layer, *_] = layers(reader(variant))
-    points, held = plane_paths(layer)
-    true = states(layer)
+    q, k = states_of(layer)
+    points, held = plane_paths(q, k)
+    true = torch.cat((q, k), dim=2)
     torch.testing.assert_close(points.square().sum((2, 3)), held * true.square().sum((2, 3)))
     assert held.max() <= 1 + 1e-12
     for pair in torch.combinations(torch.arange(true.shape[2])):
@@ -119,31 +142,84 @@ def test_no_plane_through_two_states_holds_more_than_the_chosen_one(variant: str
 
 
 def test_q_starts_to_the_right_and_k_above() -> None:
-    points, _ = plane_paths(layers(reader("hamiltonian"))[1])
+    points, _ = plane_paths(*states_of(layers(reader("hamiltonian"))[1]))
     q_x, q_y, _, k_y = points[:, :, 0].unbind(-1)
     assert (q_x > 0).all()
     assert q_y.abs().max() < 1e-9
     assert (k_y >= 0).all()
 
 
-def test_the_stored_paths_are_those_of_every_layer_and_sub_head() -> None:
+def test_the_stored_motion_is_that_of_every_layer_and_sub_head() -> None:
     subject = reader("euler_diff")
     [run] = make_bundle([subject], TEXT)["runs"]
-    paths, scale = run["paths"], torch.tensor(run["paths"]["scale"], dtype=torch.float64)
-    assert (paths["n_steps"], paths["parts"]) == (3, 2)
-    stored = unpack(paths["points"], 2, 8, len(TEXT), 4, 4) * scale[..., None, None, None]
-    held = unpack(paths["held"], 2, 8, len(TEXT)) / 10_000
+    motion, scale = run["motion"], torch.tensor(run["motion"]["scale"], dtype=torch.float64)
+    assert (run["n_steps"], motion["parts"]) == (3, 2)
+    stored = unpack(motion["points"], 2, 8, len(TEXT), 4, 4) * scale[..., None, None, None]
+    held = unpack(motion["held"], 2, 8, len(TEXT)) / 10_000
+    numbers = unpack(motion["numbers"], 2, 8, len(TEXT), 4, 7) * torch.tensor(UNITS, dtype=torch.float64)
     for i, layer in enumerate(layers(subject)):
-        points, exactly_held = plane_paths(layer)
+        points, exactly_held = plane_paths(*states_of(layer))
         assert ((stored[i] - points).abs() <= scale[i, :, None, None, None]).all()
         torch.testing.assert_close(held[i].double(), exactly_held, atol=1e-4, rtol=0)
+        exact = motion_numbers(*states_of(layer))
+        assert ((numbers[i] - exact).abs() <= torch.tensor(UNITS, dtype=torch.float64)).all()
 
 
-@pytest.mark.parametrize("variant", ["standard", "affine"])
-def test_a_variant_without_steps_says_so(variant: str) -> None:
-    [run] = make_bundle([reader(variant)], TEXT)["runs"]
-    assert run["paths"] is None
-    assert "have no steps" in run["no_paths"]
+def test_the_numbers_of_the_last_step_are_those_of_the_analysis() -> None:
+    [layer, *_] = layers(reader("hamiltonian"))
+    last = dict(zip(NUMBERS, motion_numbers(*states_of(layer))[:, :, -1].unbind(-1), strict=True))
+    torch.testing.assert_close(last["q_moved"].mean(1), q_moved(layer)[0])
+    torch.testing.assert_close(last["k_turned"].mean(1), k_turned(layer)[0])
+
+
+def test_the_effects_are_those_of_interventions_on_this_text() -> None:
+    subject = reader("hamiltonian")
+    [effects] = make_effects([subject], TEXT)
+    assert effects is not None
+    assert effects["loss"] == loss_effects(subject.model, torch.tensor([subject.tokenizer.encode(TEXT)])).loss
+    assert make_effects([subject, reader()], "x") == [None, None]
+    [cut] = make_effects([reader(n_positions=8)], TEXT, cut=True)
+    [short] = make_effects([reader(n_positions=8)], TEXT[:8])
+    assert cut == short
+
+
+# --- the tour ---------------------------------------------------------------------------------------------------------------
+
+
+def one_hot_rows(keys: list[int]) -> Tensor:
+    """A map in which query t looks at keys[t] only."""
+    return torch.eye(len(keys))[keys]
+
+
+def test_the_tour_finds_the_heads_that_were_planted() -> None:
+    tokens = [5, 6, 7, 5, 6, 7, 5]
+    itself = one_hot_rows(list(range(7)))
+    previous = one_hot_rows([0, 0, 1, 2, 3, 4, 5])
+    induction = one_hot_rows([0, 1, 2, 1, 2, 3, 4])  # what followed the token's last occurrence
+    sink = one_hot_rows([0] * 7)
+    after = torch.stack([torch.stack([itself, previous]), torch.stack([induction, sink])])  # 2 layers of 2 heads
+    before = after.clone()
+    before[0, 0, 4] = sink[4]  # coupling changes one row of layer 0, head 0
+    stops = {stop.kind: stop for stop in find_stops(torch.stack([before, after]), tokens)}
+    found = {kind: (stop.layer, stop.head) for kind, stop in stops.items()}
+    assert found == {"previous": (0, 1), "induction": (1, 0), "sink": (1, 1), "changed": (0, 0)}
+    assert stops["previous"].share == stops["induction"].share == stops["sink"].share == 1
+    assert stops["changed"].share == pytest.approx(1 / 7)
+    assert stops["changed"].query == 4
+    assert (stops["induction"].query, stops["induction"].key) == (3, 1)
+    assert stops["previous"].even == pytest.approx(sum(1 / (t + 1) for t in range(1, 7)) / 6)
+
+
+def test_a_head_is_said_to_have_lost_what_it_did_before_coupling() -> None:
+    previous, sink = one_hot_rows([0, 0, 1, 2]), one_hot_rows([0, 0, 0, 0])
+    [stop, *_] = find_stops(torch.stack([sink, previous])[:, None, None], [1, 2, 3, 4])
+    assert (stop.kind, stop.share, stop.before) == ("previous", 1, pytest.approx(1 / 3))
+
+
+def test_stops_that_a_text_cannot_show_are_left_out() -> None:
+    maps = torch.eye(1).expand(2, 1, 1, 1, 1)
+    assert [stop.kind for stop in find_stops(maps, [3])] == ["changed"]
+    assert [stop.kind for stop in find_stops(torch.eye(3)[None, None, None], [1, 2, 3])] == ["previous", "sink"]
 
 
 def test_a_long_text_is_cut_when_asked() -> None:
@@ -213,7 +289,7 @@ def test_the_command_writes_one_page_with_the_bundle_inside(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Explore((run_folder, run_folder), text=HOSTILE, out=tmp_path / "page.html", device="cpu").run()
-    assert f"{tmp_path / 'page.html'}: 0.1 MB" in capsys.readouterr().out
+    assert f"{tmp_path / 'page.html'}: 0.2 MB" in capsys.readouterr().out
     [inside] = re.findall(
         '<script type="application/json" id="bundle">(.*)</script>', (tmp_path / "page.html").read_text()
     )
@@ -284,8 +360,8 @@ def test_a_text_that_cannot_be_read_is_answered_by_a_line(text: Any, says: str, 
 
 JSON = {"Content_Type": "application/json"}
 REFUSED = [
-    ("GET", "/../../etc/passwd", b"", {}, 404, "one page"),
-    ("GET", "/page.css", b"", {}, 404, "one page"),
+    ("GET", "/../../etc/passwd", b"", {}, 404, "expected one of GET /"),
+    ("GET", "/page.css", b"", {}, 404, "expected one of GET /"),
     ("POST", "/", b"{}", JSON, 404, "/bundle"),
     ("POST", "/bundle", b'{"text": "x"}', {"Content_Type": "text/plain"}, 415, "application/json"),
     ("POST", "/bundle", b"{", JSON, 400, "expected JSON"),

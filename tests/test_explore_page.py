@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from browser import Browser, running_browser
-from coupledqk.explore.bundle import Reader, make_bundle
+from coupledqk.analysis.motion import attention_moved
+from coupledqk.explore.bundle import Reader, make_bundle, make_effects
+from coupledqk.explore.motion import motion_numbers, plane_paths, states_of
 from coupledqk.explore.page import render
-from coupledqk.explore.paths import plane_paths
 from coupledqk.explore.server import Server
 from test_explore import HOSTILE, TEXT, layers, patterns, reader
 
@@ -27,15 +29,14 @@ def page(browser: Browser, tmp_path: Path):
     """Opens the page of some readers on a text."""
 
     def open_page(*readers: Reader, text: str = TEXT, **window: Any) -> Browser:
-        (tmp_path / "page.html").write_text(render(make_bundle(readers, text)), "utf-8")
+        (tmp_path / "page.html").write_text(render(make_bundle(readers, text), make_effects(readers, text)), "utf-8")
         browser.open(tmp_path / "page.html", **window)
         browser.wait_for(SHOWN)
         return browser
 
     yield open_page
     assert browser.complaints() == []
-    urls = [request["request"]["url"] for request in browser.heard("Network.requestWillBeSent")]
-    assert urls == [(tmp_path / "page.html").as_uri()]
+    assert browser.requests() == [(tmp_path / "page.html").as_uri()]
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
@@ -52,8 +53,23 @@ def picture(browser: Browser, selector: str = "#maps canvas") -> str:
     return browser.evaluate(f"document.querySelector('{selector}').toDataURL()")
 
 
+def go_to(browser: Browser, layer: int, head: int, view: str = "runs") -> None:
+    browser.evaluate(f"choose({{layer: {layer}, head: {head}, view: '{view}', all: false}})")
+
+
+def most_changed(subject: Reader) -> tuple[int, int]:
+    changed = torch.stack([attention_moved(layer)[0] for layer in layers(subject)])
+    layer, head = divmod(int(changed.argmax()), changed.shape[1])
+    return layer, head
+
+
+def chosen(browser: Browser) -> list[str]:
+    return texts(browser, "#layers [aria-pressed=true], #heads [aria-pressed=true]")
+
+
 def test_picking_another_head_or_layer_draws_another_map(page) -> None:
     browser = page(reader("euler"))
+    go_to(browser, 0, 0)
     pictures = {picture(browser)}
     browser.click("#heads button:nth-of-type(3)")
     pictures.add(picture(browser))
@@ -62,15 +78,14 @@ def test_picking_another_head_or_layer_draws_another_map(page) -> None:
     pictures.add(picture(browser))
     browser.press("ArrowRight")
     pictures.add(picture(browser))
-    assert texts(browser, "#layers [aria-pressed=true], #heads [aria-pressed=true]") == ["1", "3"]
+    assert chosen(browser) == ["1", "3"]
     assert len(pictures) == 4
 
 
 def test_pointing_at_a_weight_shows_it_and_its_row(page) -> None:
-    subject = reader("euler")
+    subject = reader("standard")
     browser = page(subject)
-    for move in "ArrowDown", "ArrowRight", "ArrowRight":
-        browser.press(move)
+    go_to(browser, 1, 2)
     query, key = 12, 4
     browser.point_at("#maps canvas", *cell(len(TEXT), query, key, browser))
     row = patterns(subject)[1, 2, query]
@@ -88,33 +103,114 @@ def test_pointing_at_a_weight_shows_it_and_its_row(page) -> None:
     assert browser.evaluate("document.querySelector('#tokens .query').dataset.token") == str(query), "a click keeps it"
 
 
-def test_the_scrubber_moves_q_and_k_along_their_path(page) -> None:
+def test_a_coupled_run_opens_before_and_after_coupling_at_the_head_that_it_changes_most(page) -> None:
+    subject = reader("hamiltonian")
+    browser = page(subject)
+    layer, head = most_changed(subject)
+    assert chosen(browser) == [str(layer), str(head)]
+    assert texts(browser, "#maps figcaption") == ["before coupling", "after coupling"]
+    share = float(attention_moved(layers(subject)[layer])[0, head])
+    assert f"it is {100 * share:.1f}%: number 1 of 8" in texts(browser, "#verdict")[0]
+    assert texts(browser, "#changed button[aria-pressed=true]") == [f"layer {layer}, head {head}\n{100 * share:.1f}%"]
+    browser.evaluate("document.querySelector('#changed details').open = true")
+    shares = [float(share.strip("%")) for share in texts(browser, "#changed button b")]
+    assert len(shares) == 8
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_the_maps_follow_the_slider_step_by_step(page) -> None:
+    subject = reader("hamiltonian")
+    browser = page(subject)
+    go_to(browser, 1, 2, "both")
+    maps = layers(subject)[1].patterns()[:, 0, 2]
+    token = browser.evaluate("Number(document.querySelector('#tokens .query').dataset.token)")
+    pictures = {picture(browser, "#maps .run:last-child canvas")}
+    for step, words in ((2, "after step 2 of 3"), (1, "after step 1 of 3")):
+        browser.press("[")
+        assert texts(browser, "#step-name") == [f"step {step} of 3"]
+        assert texts(browser, "#maps figcaption") == ["before coupling", words]
+        first = texts(browser, "#maps .run:last-child .bar b")[0]
+        assert first == f"{100 * maps[step, token].max():.1f}%"
+        pictures.add(picture(browser, "#maps .run:last-child canvas"))
+    assert len(pictures) == 3
+    browser.press("v")
+    browser.evaluate("scrub(3)")
+    change = (maps[3] - maps[0]).abs().sum(-1).mean() / 2
+    assert texts(browser, "#maps .numbers") == [f"{100 * change:.1f}% of the attention differs"]
+
+
+def test_words_say_how_far_query_and_key_of_the_token_move(page) -> None:
     subject = reader("hamiltonian_diff")
     browser = page(subject)
-    for move in "ArrowDown", "ArrowRight", "ArrowRight":
-        browser.press(move)
-    points, _ = plane_paths(layers(subject)[1])
+    go_to(browser, 1, 2)
+    numbers = motion_numbers(*states_of(layers(subject)[1]))
     token = browser.evaluate("Number(document.querySelector('#tokens .query').dataset.token)")
-    ways = {browser.evaluate("document.querySelector('.arrow.k').getAttribute('d')")}
-    for step in (2, 1, 0):
+    arrows = {browser.evaluate("document.querySelector('.arrow.k').getAttribute('d')")}
+    for step in (2, 1):
         browser.press("[")
-        ways.add(browser.evaluate("document.querySelector('.arrow.k').getAttribute('d')"))
-        assert texts(browser, "#step-name") == [f"{step} of 3"]
-        lengths = [points[head, token, step, axes].norm() for head in (2, 6) for axes in (slice(2), slice(2, 4))]
-        drawn = texts(browser, "#paths td:nth-child(2)")  # q and k of the head's first map, then of its second
-        assert [line.split()[-1] for line in drawn] == [f"{length:.2f}" for length in lengths]
-    assert len(ways) == 4
+        arrows.add(browser.evaluate("document.querySelector('.arrow.k').getAttribute('d')"))
+        for words, sub_head in zip(texts(browser, "#paths .words p:nth-of-type(2)"), (2, 6), strict=True):
+            _, _, q_moved, k_moved, *_ = (float(x) for x in numbers[sub_head, token, step])
+            assert words.startswith(f"After {step} of 3 steps of size ")
+            assert f"query has moved by {100 * q_moved:.1f}% of its length" in words
+            assert f"key has moved by {100 * k_moved:.1f}% of its length" in words
+    assert len(arrows) == 3
     browser.press("[")
-    browser.press("]")
-    assert texts(browser, "#step-name") == ["1 of 3"], "the scrubber stops at the start"
+    browser.press("[")
+    assert texts(browser, "#step-name") == ["before"], "the slider stops at the start"
+    assert all("query has not moved yet" in words for words in texts(browser, "#paths .words p:nth-of-type(2)"))
+    _, held = plane_paths(*states_of(layers(subject)[1]))
+    assert f"{100 * held[2, token]:.1f}% of their squared length" in texts(browser, "#paths .words .note")[0]
+
+
+def test_the_tour_has_four_stops(page) -> None:
+    subject = reader("hamiltonian")
+    browser = page(subject)
+    [run] = make_bundle([subject], TEXT)["runs"]
+    stops = run["tour"]
+    assert [stop["kind"] for stop in stops] == ["previous", "induction", "sink", "changed"]
+    for place, stop in enumerate(stops, start=1):
+        browser.press("t")
+        assert texts(browser, "#stops [aria-pressed=true]")[0].startswith(f"{place} ")
+        assert chosen(browser) == [str(stop["layer"]), str(stop["head"])]
+        words = "\n".join(texts(browser, "#stop p"))
+        assert f"ayer {stop['layer']}, head {stop['head']}" in words
+        assert f"{100 * stop['share']:.1f}% of its attention" in words
+        assert browser.evaluate("document.querySelector('#tokens .query').dataset.token") == str(stop["query"])
+    assert "Drag the slider" in words
+
+
+def test_a_stop_that_is_not_there_says_why(page) -> None:
+    browser = page(reader("standard"), text="abc")
+    browser.click("#stops button:nth-of-type(2)")
+    assert "No token of this text occurs twice" in texts(browser, "#stop")[0]
+    browser.click("#stops button:nth-of-type(4)")
+    assert "have no coupling" in texts(browser, "#stop")[0]
+    assert browser.evaluate("[...document.querySelectorAll('.coupled')].every(part => !part.checkVisibility())")
+
+
+def test_switching_off_a_head_or_the_dynamics_shows_the_loss(page) -> None:
+    subject = reader("hamiltonian")
+    browser = page(subject)
+    go_to(browser, 1, 3)
+    [effects] = make_effects([subject], TEXT)
+    losses = [
+        effects["loss"],
+        effects["without_head"][1][3],
+        effects["without_motion"][1][3],
+        effects["without_dynamics"],
+    ]
+    assert texts(browser, "#effects td:nth-child(2)") == [f"{loss:.3f}" for loss in losses]
+    changes = texts(browser, "#effects td:nth-child(3)")
+    assert changes[1:] == [f"{loss - losses[0]:+.3f}".replace("-", "−") for loss in losses[1:]]
+    assert texts(browser, "#effects th[scope=row]")[1] == "without layer 1, head 3"
 
 
 def test_two_runs_share_a_scale_and_have_a_difference(page) -> None:
     first, second = reader("standard"), reader("diff")
     browser = page(first, second)
     assert texts(browser, "#maps .run > figcaption") == ["standard", "diff"]
-    assert "No path to draw" in texts(browser, "#paths .note")[0]
-    browser.press("d")
+    go_to(browser, 0, 0, "difference")
     browser.point_at("#maps canvas", *cell(len(TEXT), 12, 4, browser))
     difference = patterns(second)[0, 0, 12, 4] - patterns(first)[0, 0, 12, 4]
     assert texts(browser, ".pointed b") == [f"{100 * difference:+.1f} pp".replace("-", "−")]
@@ -124,25 +220,43 @@ def test_two_runs_share_a_scale_and_have_a_difference(page) -> None:
     assert texts(browser, "#heads [aria-pressed=true]") == ["2"]
 
 
+def test_a_standard_and_a_coupled_run_are_shown_side_by_side(page) -> None:
+    browser = page(reader("standard"), reader("euler", name="mine"))
+    assert texts(browser, "#maps .run > figcaption") == ["standard", "mine euler, after coupling"]
+    assert texts(browser, "#views button") == ["side by side", "difference", "before and after", "change"]
+    browser.press("[")
+    assert texts(browser, "#maps .run > figcaption") == ["standard", "mine euler, after step 2 of 3"]
+    browser.evaluate("choose({view: 'both'})")
+    assert texts(browser, "#maps .run > figcaption") == ["mine, before coupling", "mine, after step 2 of 3"]
+    assert len(texts(browser, "#effects table")) == 2
+
+
 def test_runs_of_different_shape_show_what_they_have(page) -> None:
     browser = page(reader(name="deep", n_layers=3), reader(name="shallow", n_layers=1))
     browser.press("ArrowUp")
     assert browser.evaluate("document.querySelectorAll('#maps canvas').length") == 1
     assert texts(browser, "#maps p.note") == ["shallow has no layer 2."]
-    browser.press("d")
+    browser.press("v")
     assert browser.evaluate("document.querySelectorAll('#maps canvas').length") == 0
 
 
 @pytest.mark.parametrize("width", [320, 360, 700, 1400])
 def test_nothing_sticks_out_sideways(width: int, page) -> None:
     browser = page(reader("euler"), reader("euler_diff"))
-    for key in "", "a", "d":
+    for key in "", "a", "v", "v", "t":
         if key:
             browser.press(key)
         browser.resize(width)
         browser.wait_for(f"innerWidth === {width} && shown.every(({{heat}}) => heat.canvas.clientWidth === heat.width)")
-        assert browser.evaluate("document.documentElement.scrollWidth") == width
+        browser.assert_fits(width, "h1, h2, p, canvas, svg, button, table, .tokens, .pickers")
     assert browser.evaluate("document.querySelector('#maps canvas').clientWidth") > 50
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_the_paper(scheme: str, page) -> None:
+    browser = page(reader("hamiltonian"), scheme=scheme)
+    browser.press("t")
+    browser.assert_legible(scheme, "p, .note, td, th, figcaption, summary, output, label, .tokens bdi")
 
 
 def test_hostile_text_stays_text(page) -> None:
@@ -151,7 +265,7 @@ def test_hostile_text_stays_text(page) -> None:
     assert "".join(shown[:9]) == "</script>"
     assert "\\u{0}" in shown
     assert browser.evaluate("document.title") == "Attention of standard"
-    assert browser.evaluate("document.images.length + document.querySelectorAll('script').length") == 2
+    assert browser.evaluate("document.images.length + document.querySelectorAll('script').length") == 3
     for key in ".", ",", "a":
         browser.press(key)
     assert all(token.isprintable() for token in texts(browser, ".name"))
@@ -169,11 +283,12 @@ def test_the_chosen_token_is_kept_in_sight(page) -> None:
 
 
 def test_a_single_token_is_a_map_too(page) -> None:
-    browser = page(reader("euler", n_positions=1), text="x")
+    browser = page(reader("standard", n_positions=1), text="x")
     assert texts(browser, ".bar") == ["x\n0\n100.0%"]
+    assert "no next token to predict" in texts(browser, "#effects")[0]
 
 
-def test_a_typed_sentence_replaces_the_maps_and_a_bad_one_leaves_them(browser: Browser) -> None:
+def test_a_text_is_read_while_it_is_typed_and_a_bad_one_leaves_the_maps(browser: Browser) -> None:
     with Server([reader("euler", n_positions=64)], TEXT, port=0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         check_live_page(server, browser)
@@ -183,14 +298,22 @@ def test_a_typed_sentence_replaces_the_maps_and_a_bad_one_leaves_them(browser: B
 def check_live_page(server: Server, browser: Browser) -> None:
     browser.open(server.url)
     browser.wait_for(SHOWN)
-    browser.press("ArrowDown")
-    browser.evaluate("document.querySelector('#text').value = 'a dog <b>'")
-    browser.click("#ask button")
+    browser.wait_for("document.querySelectorAll('#effects td').length > 0")
+    browser.evaluate("choose({layer: 1, head: 2})")
+    write(browser, "a dog <b>")
     browser.wait_for("document.querySelectorAll('#tokens bdi').length === 9")
-    assert texts(browser, "#layers [aria-pressed=true]") == ["1"], "the chosen layer stays"
+    assert chosen(browser) == ["1", "2"], "the chosen head stays"
+    [effects] = make_effects([reader("euler", n_positions=64)], "a dog <b>")
+    browser.wait_for(f"document.querySelector('#effects td')?.textContent === '{effects['loss']:.3f}'")
     assert browser.complaints() == []
-    browser.evaluate("document.querySelector('#text').value = 'x'.repeat(70)")
-    browser.click("#ask button")
+    write(browser, "x" * 70)
     browser.wait_for("!document.querySelector('#error').hidden")
     assert "70 tokens and the model has 64 positions" in texts(browser, "#error")[0]
-    assert browser.evaluate("document.querySelectorAll('#tokens bdi').length") == 9
+    assert browser.evaluate("document.querySelectorAll('#tokens bdi').length") == 9, "the last maps stay"
+
+
+def write(browser: Browser, text: str) -> None:
+    """Into the text field, key by key."""
+    browser.evaluate("document.querySelector('#text').value = ''; document.querySelector('#text').focus()")
+    for character in text:
+        browser.call("Input.insertText", text=character)

@@ -2,25 +2,22 @@
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..errors import CoupledQKError
 from ..files import write_atomic
-
-if TYPE_CHECKING:
-    from ..explore.bundle import Reader
+from ..server import is_local
 
 TEXT = "for name in names:\n    print(name)\nfor line in lines:\n    print(line)\n"
 
 
 @dataclass(frozen=True)
 class Explore:
-    """See where each head of a trained run looks, on a text of your own; two runs are shown side by side.
+    """Show where each head of a trained run looks on a text of your own, and what coupling changes; or compare two runs.
 
-    Writes one HTML page that needs no network, or with --serve answers texts as they are typed into it.
+    Writes one HTML page that needs no network, or with --serve reads texts while they are typed.
 
     Try it:
 
@@ -30,42 +27,40 @@ class Explore:
     """
 
     run_folders: tuple[Path, ...]
-    """One run, or two to compare."""
+    """One run folder, or two to compare."""
     text: str = TEXT
-    """What the runs read; - reads it from standard input."""
+    """Text that the runs read; - takes it from standard input."""
     cut: bool = False
     """Keep the beginning of a text that is too long."""
     out: Path = Path("explore.html")
-    """The page to write."""
+    """Page to write."""
     serve: bool = False
-    """Answer texts live instead of writing a page."""
+    """Serve the page and read texts while they are typed, instead of writing a file."""
     port: int = 8000
-    """With --serve: where; 0 takes any free port."""
+    """Port to listen on with --serve; 0 takes any free port."""
     host: str = "127.0.0.1"
-    """With --serve: the address to listen on. The default can be reached from this machine alone."""
+    """Address to listen on with --serve. The default can be reached from this machine only."""
     checkpoint: Literal["best", "final"] = "best"
+    """Checkpoint to load."""
     device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1 ..."""
 
     def run(self) -> None:
-        from ..explore.bundle import make_bundle, open_readers
+        from ..explore.bundle import make_bundle, make_effects, open_readers
         from ..explore.page import render
+        from ..explore.server import Server
 
         if self.out.is_dir():
             raise CoupledQKError(f"{self.out} is a folder: name a file, such as --out {self.out / 'explore.html'}")
         readers = open_readers(self.run_folders, self.checkpoint, self.device)
         text = sys.stdin.read() if self.text == "-" else self.text
-        if self.serve:
-            self._serve(readers, text)
+        if not self.serve:
+            page = render(make_bundle(readers, text, self.cut), make_effects(readers, text, self.cut))
+            write_atomic(self.out, page)
+            print(f"{self.out}: {len(page) / 1e6:.1f} MB; open it in a browser")
             return
-        page = render(make_bundle(readers, text, self.cut))
-        write_atomic(self.out, page)
-        print(f"{self.out}: {len(page) / 1e6:.1f} MB; open it in a browser")
-
-    def _serve(self, readers: "Sequence[Reader]", text: str) -> None:
-        from ..explore.server import Server, is_local
-
         with Server(readers, text, self.host, self.port, self.cut) as server:
-            print(f"{server.url}  (Ctrl-C ends it)", flush=True)
+            print(f"{server.url}  (Ctrl-C stops it)", flush=True)
             if not is_local(self.host):
                 print("Anyone who can reach this machine can use it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):

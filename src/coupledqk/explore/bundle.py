@@ -1,44 +1,54 @@
-"""What one or two runs do with a text, as plain JSON: the bundle, all that the page knows.
+"""What one or two runs do with a text, as plain JSON: the bundle, which is all that the page knows.
 
-format, version     "coupledqk explorer", 1
-tokens              the text's tokens; bytes that are no UTF-8 by themselves are written \\xe2
-cut_from            how many tokens the text had before it was cut, or null
+format, version     "coupledqk explorer", 2
+tokens              the text's tokens; bytes that are not UTF-8 by themselves are written \\xe2
+cut_from            number of tokens of the text before it was cut, or null
 runs                for each run:
   name, variant, checkpoint      which run it is, and whether its best or its final weights
-  n_layers, n_heads
+  n_layers, n_heads              layers and heads count from 0
   causal, signed                 whether no token looks ahead; whether weights can be negative (differential scoring)
-  maps                           packed (n_layers, n_heads, T, T): query rows, key columns, codes of `packing.weight_codes`
-  entropy, effective_rank        a number per layer and head, from the exact maps
-  paths                          null, and `no_paths` says why; or
-    n_steps, parts               parts: maps per head, 2 for differential scoring
-    points, scale                packed (n_layers, parts · n_heads, T, n_steps + 1, 4): `paths.plane_paths` in units of
+  n_steps                        number of integration steps; 1 for dynamics without steps, 0 for none
+  map_steps                      the steps whose maps are stored: all, or the first and the last where all are too large
+  maps                           packed (len(map_steps), n_layers, n_heads, T, T): query rows, key columns, codes of
+                                 `packing.weight_codes`
+  changed                        share of attention that the dynamics move to other tokens, by layer and head; or null
+  step_size                      dt by layer and head; or null
+  tour                           the stops of `tour.find_stops`
+  motion                         null for a run without dynamics; or
+    parts                        maps per head, 2 for differential scoring
+    points, scale                packed (n_layers, parts · n_heads, T, n_steps + 1, 4): `motion.plane_paths` in units of
                                  scale[layer][head]; the second parts come after all first ones
-    held                         packed (n_layers, parts · n_heads, T): the part of the squared length held, times 10,000
+    held                         packed (n_layers, parts · n_heads, T): the share of the squared length kept, times 10,000
+    numbers                      packed (n_layers, parts · n_heads, T, n_steps + 1, 7): `motion.NUMBERS`, in
+                                 units of `motion.UNITS`
+
+The effects of interventions on the loss take longer, so they are a value of their own: `make_effects`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..analysis import Tape, record
-from ..analysis.measures import effective_rank, entropy, singular_values
+from ..analysis import Tape, loss_effects, record
+from ..dynamics import Dynamics
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..registry import SCORINGS as SCORING_ENTRIES
 from ..run_folder import RunFolder, variant_name
-from ..scoring import SCORINGS
+from .motion import UNITS, motion_numbers, plane_paths, states_of
 from .packing import pack, scaled_codes, weight_codes
-from .paths import plane_paths
+from .tour import find_stops
 
 if TYPE_CHECKING:
     from ..data.tokenizers import Tokenizer
 
-VERSION = 1
+VERSION = 2
 MOST_TOKENS = 512
+MOST_WEIGHTS = 30_000_000
+"""Of more weights than this, the maps between the first and the last step are left out; compressed, it is about 25 MB."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,12 @@ class Reader:
 
     @property
     def positions(self) -> int | None:
-        """How many tokens the model can read, if there is a bound."""
+        """Number of tokens the model can read, if it is limited."""
         config = self.model.config
         return config.n_positions if config.positions == "learned" else None
+
+    def tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([ids], device=self.model.embed.weight.device)
 
 
 def open_readers(
@@ -78,20 +91,33 @@ def open_readers(
 
 def make_bundle(readers: Sequence[Reader], text: str, cut: bool = False) -> dict[str, Any]:
     """`cut` keeps the beginning of a text that is too long."""
-    text = text.encode("utf-8", "replace").decode()  # an argument that was no UTF-8 holds lone surrogates
-    ids = [reader.tokenizer.encode(text) for reader in readers]
-    n_tokens = len(ids[0])
-    if not n_tokens:
-        raise CoupledQKError("the text is empty: give at least one character")
-    limit = _limit(readers, n_tokens, cut)
+    ids = _encode(readers, text)
+    limit = _limit(readers, len(ids[0]), cut)
     pieces = _common_pieces(readers, ids)[:limit]
     return {
         "format": "coupledqk explorer",
         "version": VERSION,
         "tokens": [piece.decode("utf-8", "backslashreplace") for piece in pieces],
-        "cut_from": n_tokens if n_tokens > limit else None,
+        "cut_from": len(ids[0]) if len(ids[0]) > limit else None,
         "runs": [_describe(reader, own[:limit]) for reader, own in zip(readers, ids, strict=True)],
     }
+
+
+def make_effects(readers: Sequence[Reader], text: str, cut: bool = False) -> list[dict[str, Any] | None]:
+    """For each run the effects of interventions on the loss, `analysis.LossEffects`; None for a text of one token."""
+    ids = _encode(readers, text)
+    limit = _limit(readers, len(ids[0]), cut)
+    return [
+        asdict(loss_effects(reader.model, reader.tensor(own[:limit]))) if len(own[:limit]) > 1 else None
+        for reader, own in zip(readers, ids, strict=True)
+    ]
+
+
+def _encode(readers: Sequence[Reader], text: str) -> list[list[int]]:
+    text = text.encode("utf-8", "replace").decode()  # an argument that was not UTF-8 holds lone surrogates
+    if not text:
+        raise CoupledQKError("the text is empty: give at least one character")
+    return [reader.tokenizer.encode(text) for reader in readers]
 
 
 def _limit(readers: Sequence[Reader], n_tokens: int, cut: bool) -> int:
@@ -100,7 +126,7 @@ def _limit(readers: Sequence[Reader], n_tokens: int, cut: bool) -> int:
     if n_tokens > limit and not cut:
         bound = f"the model has {limit} positions" if limit in positions else f"the page shows {limit} at most"
         raise CoupledQKError(
-            f"the text has {n_tokens:,} tokens and {bound}: shorten it, or let --cut keep its beginning"
+            f"the text has {n_tokens:,} tokens and {bound}: shorten it, or keep its beginning with --cut"
         )
     return limit
 
@@ -119,46 +145,58 @@ def _common_pieces(readers: Sequence[Reader], ids: Sequence[Sequence[int]]) -> l
 def _describe(reader: Reader, ids: Sequence[int]) -> dict[str, Any]:
     attention = reader.model.config.attention
     with record(reader.model) as tape:
-        reader.model.hidden(torch.tensor([ids], device=next(reader.model.parameters()).device))
-    maps = torch.stack([layer.pattern()[0] for layer in tape.layers]).cpu()  # (L, H, T, T)
+        reader.model.hidden(reader.tensor(ids))
+    maps = torch.stack([layer.patterns()[:, 0] for layer in tape.layers], dim=1).cpu()  # (n + 1, L, H, T, T)
     if not bool(maps.isfinite().all()):
         raise CoupledQKError(
             f"the attention of {reader.name} is not finite: did the run diverge? Try another checkpoint"
         )
+    n_steps, n_layers, n_heads = len(maps) - 1, *maps.shape[1:3]
+    map_steps = list(range(n_steps + 1)) if maps.numel() <= MOST_WEIGHTS else sorted({0, n_steps})
     return {
         "name": reader.name,
         "variant": reader.variant,
         "checkpoint": reader.checkpoint,
-        "n_layers": maps.shape[0],
-        "n_heads": maps.shape[1],
+        "n_layers": n_layers,
+        "n_heads": n_heads,
         "causal": attention.causal,
-        "signed": SCORINGS[attention.scoring.kind].signed,
-        "maps": pack(weight_codes(maps)),
-        "entropy": _rounded(entropy(maps)),
-        "effective_rank": _rounded(effective_rank(singular_values(maps))),
-        **_paths(tape, maps.shape[1], SCORING_ENTRIES[attention.scoring.kind].queries),
+        "signed": bool((maps < 0).any()),
+        "n_steps": n_steps,
+        "map_steps": map_steps,
+        "maps": pack(weight_codes(maps[map_steps])),
+        "changed": _rounded((maps[-1] - maps[0]).abs().sum(-1).mean(-1) / 2) if n_steps else None,
+        "step_size": _step_sizes(tape, n_heads),
+        "tour": [asdict(stop) for stop in find_stops(maps, ids, attention.causal)],
+        "motion": _motion(tape, n_heads) if n_steps else None,
     }
 
 
-def _paths(tape: Tape, n_heads: int, queries: int) -> dict[str, Any]:
-    try:
-        layers = [plane_paths(layer) for layer in tape.layers]
-    except CoupledQKError as reason:
-        return {"paths": None, "no_paths": str(reason)}
-    # several queries of a head are side by side in the model; here the second ones come after all first ones
-    order = torch.arange(layers[0][0].shape[0]).view(-1, queries).T.flatten()
-    points = torch.stack([points[order] for points, _ in layers])  # (L, parts · H, T, n + 1, 4)
-    held = torch.stack([held[order] for _, held in layers])
+def _motion(tape: Tape, n_heads: int) -> dict[str, Any]:
+    states = [states_of(layer) for layer in tape.layers]
+    planes = [plane_paths(q, k) for q, k in states]
+    points = torch.stack([points for points, _ in planes])  # (L, parts · H, T, n + 1, 4)
+    held = torch.stack([held for _, held in planes])
+    numbers = torch.stack([motion_numbers(q, k) for q, k in states])
     scale = points.abs().amax((2, 3, 4)).clamp(min=1e-30) / 32_767
     return {
-        "paths": {
-            "n_steps": points.shape[3] - 1,
-            "parts": points.shape[1] // n_heads,
-            "points": pack(scaled_codes(points, scale[..., None, None, None])),
-            "scale": scale.tolist(),
-            "held": pack(scaled_codes(held, torch.tensor(1e-4))),
-        },
+        "parts": points.shape[1] // n_heads,
+        "points": pack(scaled_codes(points, scale[..., None, None, None])),
+        "scale": scale.tolist(),
+        "held": pack(scaled_codes(held, torch.tensor(1e-4))),
+        "numbers": pack(scaled_codes(numbers, torch.tensor(UNITS))),
     }
+
+
+def _step_sizes(tape: Tape, n_heads: int) -> list[list[float]] | None:
+    """dt of the key head that each head uses; of a differential head's first sub-head."""
+    layers = []
+    for layer in tape.layers:
+        if not isinstance(layer.attention.dynamics, Dynamics):
+            return None
+        dt = torch.as_tensor(layer.integrator.step_size).expand(layer.k.shape[2])
+        n_kv_heads = layer.k.shape[2] * n_heads // layer.q.shape[2]
+        layers.append(dt[:n_kv_heads].repeat_interleave(n_heads // n_kv_heads))
+    return _rounded(torch.stack(layers))
 
 
 def _rounded(values: Tensor) -> list[list[float]]:

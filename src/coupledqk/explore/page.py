@@ -1,18 +1,24 @@
 """The explorer's page: one HTML file with the bundle inside, in the look of the reports and under their policy."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..report import page as report
+from ..server import as_json
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLES = ("page.css", "explore.css")
-SCRIPTS = ("decode.js", "colours.js", "heatmap.js", "paths.js", "readout.js", "views.js", "steering.js", "start.js")
+SCRIPTS = (
+    "decode.js", "colours.js", "heatmap.js", "motion.js", "readout.js", "views.js", "coupling.js", "tour.js", "steering.js",
+    "start.js",
+)  # fmt: skip
 
 
-def render(bundle: dict[str, Any], live_text: str | None = None) -> str:
-    """With `live_text` the page has a form, filled with it, that asks the server the page came from for other bundles."""
+def render(bundle: dict[str, Any], effects: list[Any] | None = None, live_text: str | None = None) -> str:
+    """A page that shows a bundle, and the effects of interventions if they are given.
+
+    With `live_text` the page has a text field, filled with it, and asks the server it came from for effects and other texts.
+    """
     names = [run["name"] for run in bundle["runs"]]
     return report.render(
         "explore.html",
@@ -22,9 +28,5 @@ def render(bundle: dict[str, Any], live_text: str | None = None) -> str:
         title=f"Attention of {' and '.join(names)}",
         live_text=live_text,
         bundle=as_json(bundle),
+        effects=as_json(effects),
     )
-
-
-def as_json(bundle: dict[str, Any]) -> str:
-    """ASCII without <, so that no token can end the element it stands in."""
-    return json.dumps(bundle, separators=(",", ":")).replace("<", "\\u003c")

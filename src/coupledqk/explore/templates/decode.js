@@ -12,12 +12,10 @@ async function unpack(text) {
 }
 
 async function decode(bundle) {
-  if (bundle.format !== "coupledqk explorer" || bundle.version !== 1) throw new Error("this is no bundle of version 1");
+  if (bundle.format !== "coupledqk explorer" || bundle.version !== 2) throw new Error("its data are not an explorer bundle of version 2");
   for (const run of bundle.runs) {
     run.maps = await unpack(run.maps);
-    if (!run.paths) continue;
-    run.paths.points = await unpack(run.paths.points);
-    run.paths.held = await unpack(run.paths.held);
+    for (const part of run.motion ? ["points", "held", "numbers"] : []) run.motion[part] = await unpack(run.motion[part]);
   }
   return bundle;
 }
@@ -40,41 +38,44 @@ function topWeight({ tokens, runs }) {
   return Math.min(1, [1, 2, 5, 10].map((digit) => digit * power).find((round) => round >= top * 0.999));
 }
 
-// One head's map: weights[query * n + key].
-function headMap(run, n, layer, head) {
-  const start = (layer * run.n_heads + head) * n * n;
+// The last step not after the given one whose maps are stored.
+function storedStep(run, step) {
+  return run.map_steps.findLast((stored) => stored <= step) ?? 0;
+}
+
+// One head's map after a step: weights[query * n + key].
+function headMap(run, n, layer, head, step) {
+  const place = run.map_steps.indexOf(storedStep(run, step));
+  const start = ((place * run.n_layers + layer) * run.n_heads + head) * n * n;
   const weights = new Float32Array(n * n);
   for (let i = 0; i < weights.length; i++) {
     const root = run.maps[start + i] / UNIT;
     weights[i] = root * Math.abs(root);
   }
-  const { causal, signed } = run;
-  return { n, causal, signed, weights, entropy: run.entropy[layer][head], rank: run.effective_rank[layer][head] };
+  return { n, causal: run.causal, signed: run.signed, weights };
 }
 
 function differenceMap(first, second) {
-  return {
-    n: first.n,
-    causal: first.causal && second.causal,
-    signed: true,
-    weights: second.weights.map((weight, i) => weight - first.weights[i]),
-    entropy: second.entropy - first.entropy,
-    rank: second.rank - first.rank,
-  };
+  const weights = second.weights.map((weight, i) => weight - first.weights[i]);
+  return { n: first.n, causal: first.causal && second.causal, signed: true, isDifference: true, weights };
 }
 
-// The way of one token's q and k in one (sub-)head: a point of each after every step.
-function tokenPath(run, n, layer, head, part, token) {
-  const { n_steps, parts, points, held, scale } = run.paths;
+// The motion of one token's q and k in one (sub-)head: points to draw and exact numbers, after every step.
+function tokenMotion(run, n, layer, head, part, token) {
+  const { parts, points, held, numbers, scale } = run.motion;
   const subHead = part * run.n_heads + head;
   const place = (layer * parts * run.n_heads + subHead) * n + token;
   const unit = scale[layer][subHead];
-  const at = (step, axis) => points[(place * (n_steps + 1) + step) * 4 + axis] * unit;
-  const steps = Array.from({ length: n_steps + 1 }, (_, step) => step);
+  const at = (step, axis) => points[(place * (run.n_steps + 1) + step) * 4 + axis] * unit;
+  const number = (step, i) => numbers[(place * (run.n_steps + 1) + step) * 7 + i] / (i < 4 ? 1000 : 100);
+  const steps = Array.from({ length: run.n_steps + 1 }, (_, step) => step);
   return {
     q: steps.map((step) => [at(step, 0), at(step, 1)]),
     k: steps.map((step) => [at(step, 2), at(step, 3)]),
     held: held[place] / 10000,
+    moved: steps.map((step) => ({ q: number(step, 2), k: number(step, 3) })),
+    turned: steps.map((step) => ({ q: number(step, 4), k: number(step, 5) })),
+    angle: steps.map((step) => number(step, 6)),
   };
 }
 

@@ -58,13 +58,14 @@ function largestWeight(map, query) {
   return rowOf(map, query).reduce((largest, weight) => Math.max(largest, Math.abs(weight)), 0);
 }
 
-function describeRow(tokens, map, query, key, largest, isDifference) {
+function describeRow(tokens, map, query, key, largest) {
+  const { isDifference } = map;
   const row = rowOf(map, query);
   const format = isDifference ? percentagePoints : (weight) => percent(weight);
   const most = [...row.keys()].filter((i) => row[i]).sort((a, b) => Math.abs(row[b]) - Math.abs(row[a]));
   const about = isDifference
-    ? " looks differently, most at (in percentage points)"
-    : ` looks at the equivalent of ${Math.exp(rowEntropy(row)).toFixed(1)} tokens, most at`;
+    ? " looks differently, most at (in percentage points):"
+    : ` looks at ${Math.exp(rowEntropy(row)).toFixed(1)} tokens, most at:`;
   const parts = [element("p", {}, tokenName(tokens, query), tokenPlace(query), about)];
   if (key !== null) {
     const pointed = bar(tokens, key, row[key], largest, format);
@@ -74,13 +75,19 @@ function describeRow(tokens, map, query, key, largest, isDifference) {
   return [...parts, ...most.slice(0, MOST_KEYS).map((i) => bar(tokens, i, row[i], largest, format))];
 }
 
-function signedNumber(value, digits) {
-  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(digits)}`;
+// How many tokens a row looks at, on average over the rows.
+function tokensLookedAt(map) {
+  let total = 0;
+  for (let query = 0; query < map.n; query++) total += Math.exp(rowEntropy(rowOf(map, query)));
+  return total / map.n;
 }
 
-function numbers(map, isDifference) {
-  const number = isDifference ? signedNumber : (value, digits) => value.toFixed(digits);
-  const of = isDifference ? "" : ` of ${map.n}`;
-  const [entropy, rank] = [element("b", {}, number(map.entropy, 2)), element("b", {}, number(map.rank, 1))];
-  return element("p", { class: "numbers" }, "entropy ", entropy, " nats · effective rank ", rank, of);
+// Half the sum of absolute differences of a row, on average over the rows: the share of attention that went to other tokens.
+function shareMoved({ n, weights }) {
+  return weights.reduce((sum, weight) => sum + Math.abs(weight), 0) / (2 * n);
+}
+
+function summary(map) {
+  if (map.isDifference) return [element("b", {}, percent(shareMoved(map))), " of the attention differs"];
+  return ["looks at ", element("b", {}, tokensLookedAt(map).toFixed(1)), " tokens on average"];
 }

@@ -1,13 +1,17 @@
-// The first bundle, and where the page was served others.
-function show(bundle) {
+// The first bundle, and other texts while they are typed where the page was served.
+const PAUSE = 250; // milliseconds without a keystroke before the text is read
+
+function show(bundle, effects) {
   const { tokens, runs, cut_from } = bundle;
   const lastWord = tokens.findLastIndex((token) => /\p{L}/u.test(token));
-  Object.assign(state, { bundle, top: topWeight(bundle), query: lastWord < 0 ? tokens.length - 1 : lastWord, pointed: null });
-  state.step = Math.max(0, ...runs.map((run) => run.paths?.n_steps ?? 0));
+  const isFirst = state.bundle === null;
+  Object.assign(state, { bundle, effects, top: topWeight(bundle), query: lastWord < 0 ? tokens.length - 1 : lastWord, stop: null, pointed: null });
+  const changed = subject().tour.find(({ kind }) => kind === "changed");
+  if (isFirst) Object.assign(state, { step: mostSteps(), ...(changed && { layer: changed.layer, head: changed.head, query: changed.query }) });
   byId("cut").hidden = cut_from === null;
   byId("cut").textContent = `These are the first ${tokens.length} of the text’s ${cut_from?.toLocaleString("en")} tokens.`;
   byId("signed").hidden = !runs.some((run) => run.signed);
-  document.querySelectorAll(".two").forEach((words) => (words.hidden = runs.length < 2));
+  document.querySelectorAll(".coupled").forEach((part) => (part.hidden = coupledRuns().length === 0));
   byId("explorer").hidden = false;
   showTokens(byId("tokens"), tokens);
   showPickers();
@@ -19,21 +23,46 @@ function complain(message) {
   byId("error").textContent = message;
 }
 
-async function ask(event) {
-  event.preventDefault();
-  const button = byId("ask").querySelector("button");
-  const body = JSON.stringify({ text: byId("text").value });
-  button.disabled = true;
-  byId("busy").textContent = "reading …";
-  const request = fetch("bundle", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+async function ask(route, text, signal) {
+  const request = fetch(route, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text }), signal });
   const silence = { error: "The server does not answer: is `coupledqk explore --serve` still running?" };
-  const answer = await request.then((response) => response.json()).catch(() => silence);
-  button.disabled = false;
-  byId("busy").textContent = "";
-  complain(answer.error ?? "");
-  if (!answer.error) show(await decode(answer));
+  return request.then((response) => response.json()).catch(() => silence);
 }
 
-byId("ask")?.addEventListener("submit", ask);
+let asking = new AbortController();
+
+async function askEffects(text, signal) {
+  const effects = await ask("effects", text, signal);
+  if (signal.aborted || effects.error) return;
+  state.effects = effects;
+  showEffects();
+}
+
+async function askForText() {
+  asking.abort();
+  const { signal } = (asking = new AbortController());
+  const text = byId("text").value;
+  byId("busy").textContent = "reading …";
+  const answer = await ask("bundle", text, signal);
+  if (signal.aborted) return;
+  byId("busy").textContent = "";
+  complain(answer.error ?? "");
+  if (answer.error) return;
+  show(await decode(answer), null);
+  askEffects(text, signal);
+}
+
+let pause;
+byId("text")?.addEventListener("input", () => {
+  clearTimeout(pause);
+  pause = setTimeout(askForText, PAUSE);
+});
+byId("ask")?.addEventListener("submit", (event) => event.preventDefault());
 darkness.addEventListener("change", () => state.bundle && showMaps());
-decode(JSON.parse(byId("bundle").textContent)).then(show, (error) => complain(`The page cannot be shown in this browser: ${error.message}`));
+decode(JSON.parse(byId("bundle").textContent)).then(
+  (bundle) => {
+    show(bundle, JSON.parse(byId("effects-data").textContent));
+    if (byId("text")) askEffects(byId("text").value, asking.signal);
+  },
+  (error) => complain(`The page cannot be shown in this browser: ${error.message}.`),
+);

@@ -1,36 +1,42 @@
 // The pickers, the pointer and the keys.
 function showPicker(id, name, choices) {
-  const buttons = choices.map(({ text, pressed, change }) => {
+  const focused = [...byId(id).children].indexOf(document.activeElement);
+  const buttons = choices.map(({ text, pressed, act }) => {
     const button = element("button", { type: "button", "aria-pressed": Boolean(pressed) }, text);
-    button.addEventListener("click", () => choose(change));
+    button.addEventListener("click", act);
     return button;
   });
   byId(id).replaceChildren(element("span", {}, name), ...buttons);
+  byId(id).children[focused]?.focus();
 }
 
 function showPickers() {
   const { runs } = state.bundle;
   const upTo = (count) => Array.from({ length: Math.max(...runs.map((run) => run[count])) }, (_, i) => i);
-  showPicker("layers", "layer", upTo("n_layers").map((layer) => ({ text: layer, pressed: layer === state.layer, change: { layer } })));
-  const heads = upTo("n_heads").map((head) => ({ text: head, pressed: !state.all && head === state.head, change: { head, all: false } }));
-  showPicker("heads", "head", [...heads, { text: "all", pressed: state.all, change: { all: true } }]);
-  byId("views").hidden = runs.length < 2;
-  const view = (text, difference) => ({ text, pressed: difference === state.difference, change: { difference } });
-  showPicker("views", "runs", [view("side by side", false), view("difference", true)]);
+  const choice = (text, pressed, change) => ({ text, pressed, act: () => choose(change) });
+  showPicker("layers", "layer", upTo("n_layers").map((layer) => choice(layer, layer === state.layer, { layer })));
+  const heads = upTo("n_heads").map((head) => choice(head, !state.all && head === state.head, { head, all: false }));
+  showPicker("heads", "head", [...heads, choice("all", state.all, { all: true })]);
+  const views = Object.entries(viewChoices());
+  byId("views").hidden = views.length < 2;
+  showPicker("views", "view", views.map(([view, text]) => choice(text, view === currentView(), { view })));
+  showTour();
 }
 
 function choose(change) {
-  const focused = document.activeElement?.closest(".picker")?.id;
-  const place = [...(byId(focused)?.children ?? [])].indexOf(document.activeElement);
   Object.assign(state, change);
   showPickers();
-  if (focused) byId(focused).children[place]?.focus();
   showMaps();
 }
 
 function turn(name, count, by) {
   const n = Math.max(...state.bundle.runs.map((run) => run[count]));
   choose({ [name]: (state[name] + by + n) % n });
+}
+
+function turnView() {
+  const views = Object.keys(viewChoices());
+  if (views.length > 1) choose({ view: views[(views.indexOf(currentView()) + 1) % views.length] });
 }
 
 function moveQuery(by) {
@@ -41,9 +47,8 @@ function moveQuery(by) {
 }
 
 function scrub(step) {
-  const most = Number(byId("step").max);
-  state.step = Math.max(0, Math.min(most, step));
-  refresh();
+  state.step = Math.max(0, Math.min(mostSteps(), step));
+  showMaps();
 }
 
 const KEYS = {
@@ -56,7 +61,8 @@ const KEYS = {
   "[": () => scrub(state.step - 1),
   "]": () => scrub(state.step + 1),
   a: () => choose({ all: !state.all }),
-  d: () => state.bundle.runs.length > 1 && choose({ difference: !state.difference }),
+  v: turnView,
+  t: () => visit(((state.stop ?? -1) + 1) % Object.keys(STOPS).length),
 };
 
 function onKey(event) {

@@ -1,27 +1,65 @@
-// What is shown: the state of the page, its maps and its paths.
+// What is shown: the state of the page and its maps.
 const byId = (id) => document.getElementById(id);
-const state = { bundle: null, top: 1, layer: 0, head: 0, all: false, difference: false, query: 0, step: 0, pointed: null };
+const state = { bundle: null, effects: null, top: 1, layer: 0, head: 0, all: false, view: "runs", query: 0, step: 0, pointed: null };
 let shown = []; // the heat maps on the page: { heat, map, name, head }
 
 function current() {
-  return state.pointed ?? { query: state.query, key: null, shown: shown.find(({ head }) => head === state.head) ?? shown[0] };
+  return state.pointed ?? { query: state.query, key: null, shown: shown.findLast(({ head }) => head === state.head) ?? shown.at(-1) };
 }
 
-// A run's map of a head, or why there is none.
-function mapOf(run, head) {
+const coupledRuns = () => state.bundle.runs.filter((run) => run.n_steps > 0);
+const mostSteps = () => Math.max(0, ...state.bundle.runs.map((run) => run.n_steps));
+
+// The ways to look at the runs at hand; the first is shown unless another was chosen.
+function viewChoices() {
+  const { runs } = state.bundle;
+  const several = runs.length > 1 ? { runs: "side by side", difference: "difference" } : {};
+  const coupled = coupledRuns().length ? { both: "before and after", change: "change" } : {};
+  return { ...several, ...coupled };
+}
+
+function currentView() {
+  const choices = Object.keys(viewChoices());
+  return choices.includes(state.view) ? state.view : (choices[0] ?? "runs");
+}
+
+// A run's map of a head after a step, or why there is none.
+function mapOf(run, head, step = state.step) {
   if (state.layer >= run.n_layers) return `${run.name} has no layer ${state.layer}.`;
   if (head >= run.n_heads) return `${run.name} has no head ${head}.`;
-  return headMap(run, state.bundle.tokens.length, state.layer, head);
+  return headMap(run, state.bundle.tokens.length, state.layer, head, step);
+}
+
+function difference(first, second) {
+  return typeof first === "string" ? first : typeof second === "string" ? second : differenceMap(first, second);
+}
+
+function stepWords(run, step) {
+  const stored = storedStep(run, Math.min(step, run.n_steps));
+  if (stored === 0) return "before coupling";
+  return stored === run.n_steps ? "after coupling" : `after step ${stored} of ${run.n_steps}`;
 }
 
 function panels() {
   const { runs } = state.bundle;
-  const title = (run) => [run.name, ...(run.variant === run.name ? [] : [element("span", { class: "note" }, ` ${run.variant}`)])];
-  if (!state.difference) return runs.map((run) => ({ name: run.name, title: title(run), map: (head) => mapOf(run, head) }));
-  const name = `${runs[1].name} − ${runs[0].name}`;
-  const both = (head) => runs.map((run) => mapOf(run, head));
-  const map = (head) => both(head).find((found) => typeof found === "string") ?? differenceMap(...both(head));
-  return [{ name, title: [name, element("span", { class: "note" }, " the difference of the weights")], map }];
+  const panel = (name, note, map) => ({ name, title: [name, ...(note ? [element("span", { class: "note" }, ` ${note}`)] : [])], map });
+  const own = (run) => [run.variant !== run.name && run.variant, run.n_steps && stepWords(run, state.step)].filter(Boolean).join(", ");
+  const named = (run, words) => (runs.length > 1 ? `${run.name}, ${words}` : words);
+  switch (currentView()) {
+    case "difference":
+      return [panel(`${runs[1].name} − ${runs[0].name}`, "difference of the attention", (head) => difference(mapOf(runs[0], head), mapOf(runs[1], head)))];
+    case "both":
+      return coupledRuns().flatMap((run) => [
+        panel(named(run, "before coupling"), "", (head) => mapOf(run, head, 0)),
+        panel(named(run, stepWords(run, Math.max(1, state.step))), "", (head) => mapOf(run, head, Math.max(1, state.step))),
+      ]);
+    case "change":
+      return coupledRuns().map((run) =>
+        panel(named(run, `${stepWords(run, Math.max(1, state.step))}, minus before`), "", (head) => difference(mapOf(run, head, 0), mapOf(run, head, Math.max(1, state.step)))),
+      );
+    default:
+      return runs.map((run) => panel(run.name, own(run), (head) => mapOf(run, head)));
+  }
 }
 
 function addMap(panel, head, labelled) {
@@ -47,7 +85,7 @@ function singlePanel(panel) {
   const sides = element("div", { class: "sides" }, box);
   if (entry) {
     entry.looks = element("div", { class: "looks" });
-    sides.replaceChildren(element("div", {}, box, numbers(entry.map, state.difference)), entry.looks);
+    sides.replaceChildren(element("div", {}, box, element("p", { class: "numbers" }, ...summary(entry.map))), entry.looks);
   }
   return element("figure", { class: "run" }, element("figcaption", {}, ...panel.title), sides);
 }
@@ -57,8 +95,7 @@ function smallPanel(panel) {
   const heads = Array.from({ length: Math.max(...runs.map((run) => run.n_heads)) }, (_, head) => head);
   const figures = heads.map((head) => {
     const { box, entry } = addMap(panel, head, false);
-    const entropy = entry ? `entropy ${state.difference ? signedNumber(entry.map.entropy, 2) : entry.map.entropy.toFixed(2)}` : "";
-    const figure = element("figure", {}, box, element("figcaption", {}, `head ${head}`, element("span", {}, entropy)));
+    const figure = element("figure", {}, box, element("figcaption", {}, `head ${head}`, element("span", {}, ...(entry ? summary(entry.map) : []))));
     figure.classList.toggle("chosen", head === state.head);
     return figure;
   });
@@ -70,37 +107,17 @@ function showMaps() {
   state.pointed = null;
   byId("maps").replaceChildren(...panels().map(state.all ? smallPanel : singlePanel));
   showScale(byId("scale"), state.top, shown.some(({ map }) => map.signed));
+  showScrubber();
+  showChanged();
+  showEffects();
   refresh();
 }
 
-function showPaths(query) {
-  const { runs, tokens } = state.bundle;
-  const { layer, head, step } = state;
-  const has = (run) => run.paths && layer < run.n_layers && head < run.n_heads;
-  const paths = runs.map((run) =>
-    Array.from({ length: has(run) ? run.paths.parts : 0 }, (_, part) => tokenPath(run, tokens.length, layer, head, part, query)),
-  );
-  const place = frame(paths.flat());
-  const figures = runs.map((run, i) => {
-    const reason = run.paths ? mapOf(run, head) : `No path to draw: ${run.no_paths}.`;
-    const planes = paths[i].map((path, part) => {
-      const which = run.paths.parts > 1 ? [element("p", { class: "numbers" }, `q and k of the ${["first", "second"][part]} map`)] : [];
-      return element("div", { class: "sides" }, drawPath(path, place, step), element("div", {}, ...which, ...pathNumbers(path, step)));
-    });
-    const body = planes.length ? element("div", { class: "planes" }, ...planes) : element("p", { class: "note" }, reason);
-    return element("figure", { class: "run" }, element("figcaption", {}, run.name), body);
-  });
-  byId("paths").replaceChildren(...figures);
-  byId("mover").textContent = label(tokens[query]);
-}
-
 function showScrubber() {
-  const most = Math.max(0, ...state.bundle.runs.map((run) => run.paths?.n_steps ?? 0));
-  state.step = Math.min(state.step, most);
-  byId("scrubber").hidden = most === 0;
+  const most = mostSteps();
   byId("step").max = most;
   byId("step").value = state.step;
-  byId("step-name").textContent = `${state.step} of ${most}`;
+  byId("step-name").textContent = state.step === 0 ? "before" : `step ${state.step} of ${most}`;
 }
 
 // Everything that follows the row under the pointer, or the kept one.
@@ -110,15 +127,14 @@ function refresh() {
   const largest = Math.max(...shown.map(({ map }) => largestWeight(map, query)));
   for (const { heat, map, looks } of shown) {
     heat.mark(query, key);
-    looks?.replaceChildren(...describeRow(tokens, map, query, key, largest, state.difference));
+    looks?.replaceChildren(...describeRow(tokens, map, query, key, largest));
   }
   if (source) {
     shadeTokens(byId("tokens"), source.map, state.top, query, key);
-    const what = state.difference ? "by the difference" : `by where ${tokens.length > 1 ? "the framed one" : "it"} looks`;
-    byId("shade").textContent = `Shaded ${what} in layer ${state.layer}, head ${source.head}${state.bundle.runs.length > 1 ? ` of ${source.name}` : ""}.`;
+    const what = source.map.isDifference ? "by the difference" : `by where ${tokens.length > 1 ? "the framed one" : "it"} looks`;
+    byId("shade").textContent = `Shaded ${what} in layer ${state.layer}, head ${source.head}${shown.length > 1 && !state.all ? `: ${source.name}` : ""}.`;
   }
-  showScrubber();
-  showPaths(query);
+  if (coupledRuns().length) showMotion(query);
 }
 
 function point(entry, place) {

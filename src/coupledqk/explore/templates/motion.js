@@ -1,4 +1,4 @@
-// The way of q and k through the steps, in their plane.
+// The motion of q and k through the steps, in their plane and in words.
 const SIDE = 260;
 const EDGE = 26;
 
@@ -49,31 +49,39 @@ function drawPath(path, place, step) {
     const [tx, ty] = [now[0] + (14 * (now[0] - origin[0])) / away, now[1] + (14 * (now[1] - origin[1])) / away];
     draw(svg, "text", { class: name, x: tx, y: ty, "text-anchor": "middle", "dominant-baseline": "central" }, name);
   }
-  svg.setAttribute("aria-label", `q and k after step ${step}, in their plane`);
+  svg.setAttribute("aria-label", `query and key after step ${step}`);
   return svg;
 }
 
-const lengthOf = ([x, y]) => Math.hypot(x, y);
+const degrees = (angle) => `${angle < 10 ? angle.toFixed(1) : angle.toFixed(0)}°`;
 
-function angleBetween(a, b) {
-  const cosine = (a[0] * b[0] + a[1] * b[1]) / (lengthOf(a) * lengthOf(b) || 1);
-  return (180 / Math.PI) * Math.acos(Math.max(-1, Math.min(1, cosine)));
+function motionWords(run, motion, token, step) {
+  const now = Math.min(step, run.n_steps);
+  const one = (name, vector) => [
+    element("b", { class: vector }, name),
+    now ? ` has moved by ${percent(motion.moved[now][vector])} of its length and turned by ${degrees(motion.turned[now][vector])}` : " has not moved yet",
+  ];
+  const when = now === 0 ? "Before coupling" : run.n_steps === 1 ? "After coupling" : `After ${now} of ${run.n_steps} steps`;
+  const size = run.step_size && ` of size ${run.step_size[state.layer][state.head].toFixed(2)}`;
+  return [
+    element("p", {}, `${when}${now && run.n_steps > 1 && size ? size : ""}, the `, ...one("query", "q"), " and the ", ...one("key", "k"), "."),
+    element("p", { class: "note" }, `The angle between them ${now ? `went from ${degrees(motion.angle[0])} to ${degrees(motion.angle[now])}` : `is ${degrees(motion.angle[0])}`}. The picture keeps ${percent(motion.held)} of their squared length.`),
+  ];
 }
 
-function pathNumbers({ q, k, held }, step) {
-  const now = Math.min(step, q.length - 1);
-  const cells = (kind, texts) => texts.map((text) => element(kind, {}, text));
-  const rows = Object.entries({ q, k }).map(([name, points]) => {
-    const [from, to] = [points[0], points[now]];
-    const lengths = `${lengthOf(from).toFixed(2)} → ${lengthOf(to).toFixed(2)}`;
-    const moved = percent(Math.hypot(to[0] - from[0], to[1] - from[1]) / (lengthOf(from) || 1));
-    const turned = `${angleBetween(from, to).toFixed(1)}°`;
-    return element("tr", {}, element("th", { scope: "row" }, element("b", { class: name }, name)), ...cells("td", [lengths, moved, turned]));
+function showMotion(query) {
+  const { runs, tokens } = state.bundle;
+  const { layer, head, step } = state;
+  const moving = runs.filter((run) => run.motion && layer < run.n_layers && head < run.n_heads);
+  const motions = moving.map((run) => Array.from({ length: run.motion.parts }, (_, part) => tokenMotion(run, tokens.length, layer, head, part, query)));
+  const place = frame(motions.flat());
+  const figures = moving.map((run, i) => {
+    const planes = motions[i].map((motion, part) => {
+      const which = run.motion.parts > 1 ? [element("p", { class: "numbers" }, `query and key of the ${["first", "second"][part]} map`)] : [];
+      return element("div", { class: "sides" }, drawPath(motion, place, step), element("div", { class: "words" }, ...which, ...motionWords(run, motion, query, step)));
+    });
+    const where = [tokenName(tokens, query), element("span", { class: "note" }, ` in layer ${layer}, head ${head}${runs.length > 1 ? ` of ${run.name}` : ""}`)];
+    return element("figure", { class: "run" }, element("figcaption", {}, ...where), element("div", { class: "planes" }, ...planes));
   });
-  const head = element("thead", {}, element("tr", {}, ...cells("th", ["", "length", "moved", "turned"])));
-  const angles = [0, now].map((at) => `${angleBetween(q[at], k[at]).toFixed(0)}°`).join(" → ");
-  return [
-    element("table", {}, head, element("tbody", {}, ...rows)),
-    element("p", { class: "numbers" }, `angle between q and k ${angles}; the plane holds ${percent(held)} of the states`),
-  ];
+  byId("paths").replaceChildren(...(figures.length ? figures : [element("p", { class: "note" }, `No coupled run has layer ${layer} and head ${head}.`)]));
 }
