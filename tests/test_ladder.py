@@ -14,7 +14,10 @@ from coupledqk.lab.estimates import tokens
 from coupledqk.lab.experiment import LadderSpec, load
 from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.ladder import fit_ladder, least_memory, paper_ladder, slope_of, too_large
+from coupledqk.lab.runner import Queue, run_queue
+from coupledqk.outcome import read
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
+from test_runner import Pretend, Watch
 
 SPEC = LadderSpec("coupled, {size}", "standard, {size}", ("S", "M", "L"))
 
@@ -131,3 +134,10 @@ def test_a_rung_that_does_not_fit_is_said_and_the_rest_runs(mine, monkeypatch, c
 def test_a_rung_of_more_than_a_day_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder.Speeds, "measure", lambda self, config: 25.0 if config.model.d_model == 160 else 1.0)
     assert set(too_large(make_plan(load("ladder"), "mini", tmp_path))) == {"standard, 1.5M", "hamiltonian, 1.5M"}
+
+
+def test_rungs_are_compared_with_standard_of_their_own_size(tmp_path):
+    plan = make_plan(load("ladder"), "mini", tmp_path, seeds=[0, 1])
+    run_queue(Queue.of([plan]), Pretend(), Watch())
+    sizes = ("0.1M", "0.4M", "1.5M", "0.1M, learned positions", "0.4M, learned positions")
+    assert read(plan.outcome).baselines == {f"hamiltonian, {size}": f"standard, {size}" for size in sizes}

@@ -7,6 +7,7 @@ number is not finite (a run that diverged, the deviation of a single seed).
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -255,17 +256,34 @@ class Outcome:
 
     @property
     def baselines(self) -> dict[str, str]:
-        """By label of a row, the row it is held against: the primary claim's baseline, or another claim's with its task."""
+        """By label of a row, the row it is compared with.
+
+        That is the baseline of a claim, the primary one first, whose settings differ in the attention only; or else the first
+        with the same task.
+        """
         claims = sorted((verdict.claim for verdict in self.verdicts), key=lambda claim: not claim.primary)
         candidates = [label for claim in claims for label in (claim.baseline, *(claim.elsewhere or ())[1:])]
-        tasks = {
-            cell.label: {key: value for key, value in cell.settings.items() if key.startswith("task.")}
-            for cell in self.cells
-        }
-        found = {
-            row.label: next((c for c in candidates if tasks.get(c) == tasks.get(row.label)), None) for row in self.rows
-        }
-        return {label: baseline for label, baseline in found.items() if baseline and baseline != label}
+        settings = {cell.label: cell.settings for cell in self.cells}
+
+        def alike(one: str, other: str, counts: Callable[[str], bool]) -> bool:
+            ours, theirs = ({k: v for k, v in settings.get(label, {}).items() if counts(k)} for label in (one, other))
+            return ours == theirs
+
+        found = {}
+        for label in (row.label for row in self.rows):
+            for counts in (_is_not_attention, _is_task):
+                if matches := [candidate for candidate in candidates if alike(label, candidate, counts)]:
+                    found[label] = matches[0]
+                    break
+        return {label: baseline for label, baseline in found.items() if baseline != label}
+
+
+def _is_not_attention(setting: str) -> bool:
+    return setting != "seed" and not setting.startswith("model.attention.")
+
+
+def _is_task(setting: str) -> bool:
+    return setting.startswith("task.")
 
 
 def read(path: str | Path) -> Outcome:
