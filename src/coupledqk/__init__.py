@@ -8,15 +8,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .attention import Attention
     from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
-    from .dynamics import evolve
+    from .dynamics import Method, evolve, register_dynamics
     from .errors import CoupledQKError
     from .hf import couple, load_coupling, save_coupling, uncouple
     from .lab.laboratory import run_experiment
     from .layers import KVCache
     from .model import TransformerLM
+    from .plugins import load_plugin
     from .rope import rope_at
+    from .scoring import register_scoring
     from .values import FirstValues
-    from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, variant
+    from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, register_variant, variant
 
 # Loaded at first use: the command line's --help should not wait for torch.
 _HOME = {
@@ -26,6 +28,7 @@ _HOME = {
     "DynamicsConfig": "config",
     "FirstValues": "values",
     "KVCache": "layers",
+    "Method": "dynamics",
     "ModelConfig": "config",
     "PAPER_VARIANTS": "variants",
     "PRESETS": "variants",
@@ -35,7 +38,11 @@ _HOME = {
     "couple": "hf",
     "evolve": "dynamics",
     "load_coupling": "hf",
+    "load_plugin": "plugins",
     "preset": "variants",
+    "register_dynamics": "dynamics",
+    "register_scoring": "scoring",
+    "register_variant": "variants",
     "rope_at": "rope",
     "run_experiment": "lab.laboratory",
     "save_coupling": "hf",
@@ -53,13 +60,18 @@ __all__ = [
     "DynamicsConfig",
     "FirstValues",
     "KVCache",
+    "Method",
     "ModelConfig",
     "ScoringConfig",
     "TransformerLM",
     "couple",
     "evolve",
     "load_coupling",
+    "load_plugin",
     "preset",
+    "register_dynamics",
+    "register_scoring",
+    "register_variant",
     "rope_at",
     "run_experiment",
     "save_coupling",

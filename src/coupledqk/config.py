@@ -3,35 +3,18 @@
 A configuration is checked when it is made, so one that exists is valid. How one is changed, written and read: `schema.py`.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from . import registry
 from .errors import CoupledQKError, unknown
 from .measure import ACCURACY, PERPLEXITY, Measure
+from .plugins import Plugin
 from .schema import check_fields, require, to_dict
-
-
-def check_registered(setting: str, name: str, known: Mapping[str, Any]) -> None:
-    if name not in known:
-        raise unknown(setting, name, known)
-
-
-def refuse_settings_without_effect(config: "DynamicsConfig | ScoringConfig", choice: str, used: Iterable[str]) -> None:
-    """Refuses a changed setting that the chosen method or kind does not read."""
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if f.name not in (choice, *used) and value != f.default:
-            raise CoupledQKError(
-                f"{f.name}={value!r} has no effect with {choice} {getattr(config, choice)!r}: leave it at {f.default!r} or "
-                f"choose another {choice}"
-            )
 
 
 @dataclass(frozen=True)
@@ -58,9 +41,9 @@ class DynamicsConfig:
         require(self.n_steps >= 1, "n_steps", self.n_steps, "at least 1")
         require(self.step_size > 0, "step_size", self.step_size, "greater than 0")
         require(self.force_std >= 0, "force_std", self.force_std, "at least 0")
-        check_registered("method", self.method, registry.DYNAMICS)
-        check_registered("force", self.force, registry.FORCES)
-        refuse_settings_without_effect(self, "method", registry.DYNAMICS[self.method].settings)
+        registry.check_choice(self, "method", registry.DYNAMICS)
+        if self.force not in registry.FORCES:
+            raise unknown("force", self.force, registry.FORCES)
 
 
 @dataclass(frozen=True)
@@ -74,8 +57,7 @@ class ScoringConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_registered("kind", self.kind, registry.SCORINGS)
-        refuse_settings_without_effect(self, "kind", registry.SCORINGS[self.kind].settings)
+        registry.check_choice(self, "kind", registry.SCORINGS)
 
 
 @dataclass(frozen=True)
@@ -90,7 +72,7 @@ class AttentionConfig:
     """RMSNorm on every query and key before the dynamics."""
     causal: bool = True
     """No token sees a later one. False serves encoders."""
-    value_residual: bool = False
+    value_residual: bool = field(default=False, metadata={"absent": False})
     """Mix the values of the first layer into those of every later layer."""
 
     def __post_init__(self) -> None:
@@ -354,6 +336,8 @@ class RunConfig:
     """Of the order of the training windows."""
     init_from: str | None = None
     """A run whose best weights this one starts from."""
+    plugin: Plugin | None = None
+    """The file that defines the model's dynamics or scoring; set by itself if a plugin has registered them."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=LMConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -379,6 +363,8 @@ class RunConfig:
             raise CoupledQKError("init_seed and init_from are both set: the weights come from one or the other")
         if self.init_from is None and isinstance(self.task, AdaptConfig | GLUEConfig):
             raise CoupledQKError(f"task {self.task.kind!r} starts from a trained run: name it with init_from")
+        attention = self.model.attention
+        object.__setattr__(self, "plugin", registry.plugin_of(attention.dynamics.method, attention.scoring.kind))
 
 
 def text_of(config: RunConfig) -> DataConfig:
@@ -392,9 +378,8 @@ def identity(config: RunConfig) -> str:
     """A hash of all that decides what is computed: everything but where data and runs lie and how the run is carried out."""
     data = to_dict(config)
     del data["runtime"]
-    if not config.model.attention.value_residual:  # a later setting, which must not rename earlier runs
-        del data["model"]["attention"]["value_residual"]
     data["task"].pop("data_dir", None)
+    data.get("plugin", {}).pop("path", None)
     if not {"max_tokens", "max_valid_tokens"} & data["task"].keys():
         data["task"].pop("sampling", None)
     if config.init_from:

@@ -10,6 +10,7 @@ Built alone it draws from PyTorch's global generator; a model draws again for th
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,23 @@ def global_normal(tensor: Tensor, name: str, std: float) -> None:
     # on the meta device there is nothing to draw, and PyTorch would load its compiler for it
     if not tensor.is_meta:
         nn.init.normal_(tensor, std=std)
+
+
+def with_own_initial(make: Callable[[], nn.Module]) -> nn.Module:
+    """A module that a user has written. Without `init_weights` it gets one that draws as its constructor does, from a
+    generator seeded like any other weight."""
+    module = make()
+    if not hasattr(module, "init_weights"):
+        module.__dict__["init_weights"] = partial(_draw_as_constructed, module, make)
+    return module
+
+
+def _draw_as_constructed(module: nn.Module, make: Callable[[], nn.Module], normal: Normal = global_normal) -> None:
+    seed = torch.empty(1, device="cpu")
+    normal(seed, "seed", 1.0)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(int(seed.view(torch.int32)))
+        module.load_state_dict(make().state_dict())
 
 
 @torch.no_grad()

@@ -4,11 +4,14 @@ A line says where the record of a method is defined, and what a configuration ha
 record itself (`dynamics/method.py`, `scoring/record.py`) stands beside the method and says everything else.
 """
 
+import dataclasses
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import CoupledQKError
+from .errors import CoupledQKError, unknown
+from .plugins import Plugin
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,8 @@ class DynamicsEntry:
     """Where its `Method` is defined, "module:NAME" inside this package; or the `Method` itself."""
     settings: tuple[str, ...] = ("force", "n_steps", "step_size", "learn_step_size", "force_std", "gate")
     """The settings of a `DynamicsConfig` that have an effect, besides `method`."""
+    plugin: Plugin | None = None
+    """The file that registered it; None for this package and for a Python session."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class ScoringEntry:
     """Parts of equal width into which each head's query, key and value are split."""
     queries: int = 1
     """Queries of full width per head, which share the head's key and value."""
+    plugin: Plugin | None = None
+    """The file that registered it; None for this package and for a Python session."""
 
 
 DYNAMICS: dict[str, DynamicsEntry] = {
@@ -67,9 +74,24 @@ def load(record: Any) -> Any:
     return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
-def check_new(kind: str, name: object, taken: dict[str, Any]) -> None:
-    """Refuses a name that cannot be registered."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise CoupledQKError(f"{kind} {name!r}: expected a name of letters, digits and underscores")
-    if name in taken:
-        raise CoupledQKError(f"the name {name!r} is taken by a registered {kind}: choose another name")
+def check_choice(config: Any, setting: str, entries: Mapping[str, DynamicsEntry] | Mapping[str, ScoringEntry]) -> None:
+    """Refuses an unregistered name, and a changed setting that the chosen method or kind does not read."""
+    choice = getattr(config, setting)
+    if choice not in entries:
+        raise unknown(setting, choice, entries)
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name not in (setting, *entries[choice].settings) and value != f.default:
+            raise CoupledQKError(
+                f"{f.name}={value!r} has no effect with {setting} {choice!r}: leave it at {f.default!r} or choose another "
+                f"{setting}"
+            )
+
+
+def plugin_of(method: str, kind: str) -> Plugin | None:
+    """The plugin that has registered the dynamics or the scoring."""
+    plugins = {entry.plugin for entry in (DYNAMICS[method], SCORINGS[kind]) if entry.plugin is not None}
+    if len(plugins) > 1:
+        names = " and ".join(sorted(plugin.path for plugin in plugins))
+        raise CoupledQKError(f"dynamics and scoring come from two plugins, {names}: put both into one file")
+    return plugins.pop() if plugins else None

@@ -5,6 +5,7 @@ from typing import Any
 
 from .config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
 from .errors import unknown
+from .plugins import add
 from .schema import change
 
 _NONE = DynamicsConfig()
@@ -72,6 +73,16 @@ def variant(name: str, **settings: Any) -> AttentionConfig:
     if name not in VARIANTS:
         raise unknown("variant", name, VARIANTS)
     return change(VARIANTS[name], settings)
+
+
+def register_variant(name: str, base: str | AttentionConfig = "standard", **settings: Any) -> AttentionConfig:
+    """Adds a variant: an existing one, or any configuration, with some settings changed.
+
+    `register_variant("my_variant", method="my_dynamics", n_steps=2)` makes it available to models, recipes and commands.
+    """
+    attention = change(variant(base) if isinstance(base, str) else base, settings)
+    add(VARIANTS, name, attention, "variant")
+    return attention
 
 
 def preset(name: str, attention: str | AttentionConfig = "standard", **settings: Any) -> ModelConfig:

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 
 from ..errors import CoupledQKError
+from ..plugins import load_plugin
+from ..registry import plugin_of
 from ..schema import from_dict, to_dict
 from .contenders import Contender, Setup
 from .records import Memory
@@ -24,7 +26,9 @@ MB = 1e6
 
 def peak_memory(contender: Contender, setup: Setup) -> Memory:
     """Measures a contender in a new process."""
-    order = json.dumps({"contender": to_dict(contender), "setup": to_dict(setup)})
+    attention = contender.config.attention
+    plugin = plugin_of(attention.dynamics.method, attention.scoring.kind)
+    order = json.dumps({"plugin": plugin and plugin.path, "contender": to_dict(contender), "setup": to_dict(setup)})
     command = [sys.executable, "-m", "coupledqk.bench.memory", order]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -77,4 +81,6 @@ def resident(field: str) -> float:
 
 if __name__ == "__main__":
     order = json.loads(sys.argv[1])
+    if order["plugin"] is not None:
+        load_plugin(order["plugin"])
     print(json.dumps(asdict(measure_here(from_dict(Contender, order["contender"]), from_dict(Setup, order["setup"])))))

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import CoupledQKError, unknown
+from ..plugins import load_plugin
 from .analyze import Analyze
 from .bench import Bench
 from .compare import Compare
@@ -25,6 +26,7 @@ from .harness import Harness
 from .import_ import Import
 from .mqar import Mqar
 from .params import Params
+from .plugin import WithPlugin
 from .report import Report
 from .reproduce import Reproduce
 from .runs import Runs
@@ -92,11 +94,10 @@ def run(arguments: list[str]) -> None:
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
         return_unknown_args=takes_settings,
     )
-    if takes_settings:
-        command, others = parsed
-        command.run(others)
-    else:
-        parsed.run()
+    command, *flags = parsed if takes_settings else (parsed,)
+    if issubclass(command_type, WithPlugin) and command.plugin is not None:
+        load_plugin(command.plugin)
+    command.run(*flags)
 
 
 def overview() -> str:

@@ -10,10 +10,11 @@ from ..analysis.runs import Analysis
 from ..analysis.tables import tables
 from ..files import write_atomic
 from ..terminal import tracked
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Analyze(Drawing, Analysis):
+class Analyze(WithPlugin, Drawing, Analysis):
     """Look inside trained runs: rank and entropy of their attention, sinks, distances, how q and k move.
 
     Prints the paper's rank table and entropy profile, and compares every run with the first, sequence by sequence on the same

@@ -8,10 +8,11 @@ from pathlib import Path
 from ..bench.benchmark import Benchmark
 from ..bench.tables import report
 from ..terminal import table
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Bench(Benchmark):
+class Bench(WithPlugin, Benchmark):
     """Measure speed and memory: the paper's throughput table, beside matmul-bound estimates, the paper's figures and peers.
 
     Try it:

@@ -10,6 +10,7 @@ from ..provenance import available_cores
 from ..statistics import scipy_special
 from ..terminal import table
 from .output import train_plans
+from .plugin import WithPlugin
 
 if TYPE_CHECKING:
     from ..lab.compare import Choice, Text
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(WithPlugin):
     """Ask whether coupling helps on your own text: an answer with its uncertainty and its cost, within a time budget.
 
     Trains small models with standard and with coupled (euler) attention, 5 paired seeds each, and measures how coherent the
@@ -35,6 +36,8 @@ class Compare:
     """How long it may take; how long the models train is chosen accordingly, and said."""
     all: bool = False
     """Also hamiltonian, differential attention, and controls that add the same parameters without coupling."""
+    variants: tuple[str, ...] = ()
+    """Also these variants, such as those of your plugin."""
     jobs: int | None = None
     """Runs at a time; as many as there are cores unless given."""
     out: Path = Path("compare")
@@ -54,7 +57,7 @@ class Compare:
         check_jobs(jobs)
         with tokenizing() as progress:
             text = compare.open_text(self.corpus, progress)
-        variants = (*compare.COUPLED, *(compare.OTHERS if self.all else ()))
+        variants = tuple(dict.fromkeys((*compare.COUPLED, *self.variants, *(compare.OTHERS if self.all else ()))))
         choice = compare.choose(text, variants, self.minutes, jobs, self.out)
         print(chosen(text, choice, len(variants) * len(compare.SEEDS)), file=sys.stderr)
         plan = make_plan(compare.comparison(text, choice, variants), compare.SCALE, self.out)

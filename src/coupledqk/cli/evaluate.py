@@ -8,10 +8,11 @@ from typing import Literal
 from ..config import text_of
 from ..run_folder import RunFolder
 from .output import table
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(WithPlugin):
     """Evaluate a trained run: perplexity, with its definition, and bits per byte, on its own corpus or another.
 
     Try it:

@@ -9,12 +9,13 @@ from typing import Literal
 from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..server import is_local
+from .plugin import WithPlugin
 
 TEXT = "for name in names:\n    print(name)\nfor line in lines:\n    print(line)\n"
 
 
 @dataclass(frozen=True)
-class Explore:
+class Explore(WithPlugin):
     """Show where each head of a trained run looks on a text of your own, and what coupling changes; or compare two runs.
 
     Writes one HTML page that needs no network, or with --serve reads texts while they are typed.

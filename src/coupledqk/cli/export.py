@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..run_folder import RunFolder
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(WithPlugin):
     """Write a finished run as a Hugging Face model: weights, tokenizer and a model card with its perplexity.
 
     Try it:

@@ -7,10 +7,11 @@ from typing import Literal
 
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(WithPlugin):
     """Continue a text with a trained run, token by token as it is sampled.
 
     Try it:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from .output import report_experiment
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Glue:
+class Glue(WithPlugin):
     """Fine-tune trained runs on a GLUE task: accuracy of each attention variant, with statistics over seeds.
 
     Each run is fine-tuned with the seed that it was pretrained with, all weights and a new linear head. Interrupted, it resumes

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .output import table
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Harness:
+class Harness(WithPlugin):
     """Run lm-evaluation-harness on an exported or a coupled model.
 
     Try it:

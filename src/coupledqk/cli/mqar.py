@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from .output import report_experiment
+from .plugin import WithPlugin
 from .settings import parse_seeds
 
 
 @dataclass(frozen=True)
-class Mqar:
+class Mqar(WithPlugin):
     """Compare attention variants at associative recall: which value followed this key?
 
     Every variant gets the same steps, the same learning rates and, seed by seed, the same data and initial weights.

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from ..analysis.parameters import parameter_table
 from ..terminal import table
 from ..variants import PRESETS
+from .plugin import WithPlugin
 
 HEAD = ["attention", "parameters", "over standard", "", "paper", "agrees"]
 
 
 @dataclass(frozen=True)
-class Params:
+class Params(WithPlugin):
     """Count parameters: the paper's table at any size, with a check against the paper's own figures.
 
     Try it:

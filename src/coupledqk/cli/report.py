@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..report.documents import write_document
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(WithPlugin):
     """Report on experiments or runs: one HTML page that needs no network, Markdown, or LaTeX tables.
 
     Try it:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import CoupledQKError
 from ..terminal import table
 from .output import train_and_print
+from .plugin import WithPlugin
 from .settings import parse_seeds
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(WithPlugin):
     """Run the paper's experiments, or your own: tables and figures with statistics. It can be stopped at any moment.
 
     Finished runs are skipped, interrupted ones resume; experiments share the runs that they have in common. An experiment of

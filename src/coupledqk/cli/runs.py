@@ -9,10 +9,11 @@ from ..config import identity
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder, find_runs, task_name, variant_name
 from .output import table
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class Runs:
+class Runs(WithPlugin):
     """List the runs below a folder: what each trains, how far it is, and its best validation.
 
     Try it:

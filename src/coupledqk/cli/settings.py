@@ -10,10 +10,11 @@ from ..config import RunConfig, tokenizer_size
 from ..errors import CoupledQKError
 from ..recipes import RECIPES, recipe
 from ..schema import change, from_toml, leaves, parse, type_of
+from .plugin import WithPlugin
 
 
 @dataclass(frozen=True)
-class WithSettings:
+class WithSettings(WithPlugin):
     """A command that makes run configurations. Flags it does not know are settings."""
 
     recipe: str = "nano"

@@ -78,6 +78,7 @@ def train_one(
     with stop_on_signals() as stop:
         run = train_run(config, out, consumers, stop, tokenizing)
     if not run.result:
-        print(f"stopped and saved; go on with\n\n    coupledqk train --resume {out}", file=sys.stderr)
+        plugin = f" --plugin {config.plugin.path}" if config.plugin else ""
+        print(f"stopped and saved; go on with\n\n    coupledqk train --resume {out}{plugin}", file=sys.stderr)
         sys.exit(130)
     return run

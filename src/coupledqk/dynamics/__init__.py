@@ -7,6 +7,7 @@ from .implementations import IMPLEMENTATIONS
 from .method import Method
 from .methods import FORCES, METHODS
 from .module import Dynamics, build_dynamics, evolve_and_rotate, keeps_only_outputs, set_impl
+from .register import register_dynamics
 from .static import Static
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "evolve",
     "evolve_and_rotate",
     "keeps_only_outputs",
+    "register_dynamics",
     "set_impl",
 ]

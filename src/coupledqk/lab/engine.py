@@ -129,7 +129,9 @@ class _Worker:
         assert self.process.stdin is not None
         self.folder = folder
         try:
-            self.process.stdin.write(json.dumps({"config": to_toml(config), "folder": str(folder)}) + "\n")
+            plugin = config.plugin.path if config.plugin else None
+            job = {"plugin": plugin, "config": to_toml(config), "folder": str(folder)}
+            self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # the process has ended since its last message; `_listen` reports it

@@ -1,7 +1,7 @@
 """A process that trains cells: `python -m coupledqk.lab.worker SLOT`. The slot selects one of several GPUs.
 
-Each line on standard input is a cell: its configuration and its folder. Each line on standard output is a message about its
-progress. One process trains many cells, so that torch is loaded once.
+Each line on standard input is a cell: its plugin, its configuration and its folder. Each line on standard output is a
+message about its progress. One process trains many cells, so that torch is loaded once.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from filelock import FileLock
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError, DivergedError
 from ..files import write_atomic
+from ..plugins import load_plugin
 from ..run_folder import RunFolder
 from ..runs.training import train_run
 from ..schema import from_toml
@@ -36,8 +37,7 @@ def main() -> None:
     if torch.cuda.device_count() > 1:
         torch.cuda.set_device(int(sys.argv[1]) % torch.cuda.device_count())
     for text in iter(sys.stdin.readline, ""):
-        job = json.loads(text)
-        messages.send(**train_cell(from_toml(RunConfig, job["config"]), Path(job["folder"]), messages))
+        messages.send(**train_job(json.loads(text), messages))
         if messages.closed:
             return
 
@@ -60,6 +60,18 @@ class Messages:
         if isinstance(event, Started) or (isinstance(event, Step) and now >= self.next_message):
             self.next_message = now + SECONDS_BETWEEN_MESSAGES
             self.send(kind="step", step=event.step)
+
+
+def train_job(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
+    """Trains the cell that a line describes. Its plugin is one that the user has named to the scheduling process."""
+    folder = Path(job["folder"])
+    try:
+        if job["plugin"] is not None:
+            load_plugin(job["plugin"])
+        config = from_toml(RunConfig, job["config"])
+    except CoupledQKError as error:
+        return _failed(error, folder)
+    return train_cell(config, folder, messages)
 
 
 def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str, Any]:

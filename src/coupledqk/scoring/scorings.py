@@ -1,0 +1,13 @@
+"""Every scoring by name: the records that the lines of `registry.py` point to."""
+
+from torch import nn
+
+from .. import registry
+from ..config import ScoringConfig
+from .record import Scoring
+
+SCORINGS: dict[str, Scoring] = {name: registry.load(entry.record) for name, entry in registry.SCORINGS.items()}
+
+
+def build_scoring(config: ScoringConfig, n_heads: int, width: int, layer: int, eps: float) -> nn.Module:
+    return SCORINGS[config.kind].build(config, n_heads, width, layer, eps)
