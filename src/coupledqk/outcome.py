@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from .baselines import Baseline, PositionLoss
 from .errors import CoupledQKError
 from .files import write_atomic
 from .measure import ACCURACY, MEASURES, PERPLEXITY, Measure
@@ -65,6 +66,10 @@ class Row:
     seconds: float | None
     change: Change | None = None
     """Against the row's baseline."""
+    baselines: tuple[Baseline, ...] = ()
+    """n-gram models of the text that a language model was trained on."""
+    position_losses: tuple[PositionLoss, ...] = ()
+    """The loss of a language model against the context it sees, the mean over seeds."""
 
     @property
     def final_mean(self) -> float | None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, Self
@@ -153,8 +154,10 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def variant_name(config: RunConfig) -> str:
-    """The name of the run's attention variant, or "custom"."""
-    return next((name for name, attention in VARIANTS.items() if attention == config.model.attention), "custom")
+    """The name of the run's attention variant, or "custom". Normalised queries and keys go with any variant."""
+    attention = config.model.attention
+    plain = replace(attention, qk_norm=False)
+    return next((name for name, variant in VARIANTS.items() if variant in (attention, plain)), "custom")
 
 
 def task_name(config: RunConfig) -> str:

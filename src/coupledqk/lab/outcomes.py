@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import provenance
+from ..baselines import PositionLoss, read_baselines, read_position_losses
 from ..config import identity
 from ..measure import TOKENS_TO_REACH, Measure
 from ..outcome import CellRecord, Change, Ladder, Origin, Outcome, Row, write
@@ -123,7 +124,14 @@ def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]
         parameters=finished[0].info["parameters"] if finished else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=statistics.fmean(seconds) if seconds else None,
+        baselines=read_baselines(finished[0].result) if finished else (),
+        position_losses=_mean_position_losses([read_position_losses(run.result) for run in finished]),
     )
+
+
+def _mean_position_losses(runs: Sequence[tuple[PositionLoss, ...]]) -> tuple[PositionLoss, ...]:
+    columns = zip(*(run for run in runs if run), strict=True)
+    return tuple(replace(column[0], loss=statistics.fmean(part.loss for part in column)) for column in columns)
 
 
 def _companions(measure: Measure, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from ..outcome import CellRecord, Outcome
 from .axis import drawable
+from .baselines import baseline_series, context_series, models_of_rows
 from .chart import Series, line_chart
 
 MOST_CURVES = 6
@@ -35,12 +36,13 @@ class Panel:
 
 
 def panels(outcome: Outcome) -> list[Panel]:
-    """The task's measure at validation, its change against the baseline, and training loss.
+    """The task's measure at validation, its change against the baseline, training loss, and the loss against context.
 
     Rows with one baseline stand together, a few at a time; a row looks the same in all charts.
     """
     measure, log = outcome.task_measure, outcome.task_measure.log_scale
     train, valid = _curves(outcome, "train", LOSS), _curves(outcome, "valid", -1)
+    models = models_of_rows(outcome)
     looks = {row.label: place for place, row in enumerate(outcome.rows)}
     found = []
     for number, labels in enumerate(groups := list(_groups(outcome)), 1):
@@ -51,9 +53,25 @@ def panels(outcome: Outcome) -> list[Panel]:
             ("training", "Training loss", f"loss, {measure.loss_unit}", train, False),
         ):
             series = [_series(label, curves.get(label, {}), looks[label], is_log) for label in labels]
-            if drawn := [one for one in series if one]:
+            drawn = [one for one in series if one]
+            if name == "validation":
+                drawn += baseline_series([m for m in models if m.name in labels], measure, drawn)
+            if drawn:
                 found.append(Panel(name + ending, title, y_label, drawn, is_log))
+        if by_context := context_series(model for model in models if model.name in labels):
+            found.append(context_panel(by_context, ending))
     return found
+
+
+def context_panel(series: list[Series], ending: str = "") -> Panel:
+    return Panel(
+        f"context{ending}",
+        "Loss against context",
+        "loss, nats per token",
+        series,
+        x_label="tokens of context",
+        log_x=True,
+    )
 
 
 def _groups(outcome: Outcome) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from ..errors import CoupledQKError
 from ..files import write_atomic
 from ..outcome import Finding, Outcome
 from ..schema import flat
+from .baselines import NOTE, baselines_table, models_of_rows, objections
 from .figures import figure_name
 from .ladder import charts, ladder_table
 from .page import plain, render
@@ -53,6 +54,7 @@ def html_report(outcomes: Sequence[Outcome]) -> str:
         claim_anchors=[anchors[place] for place, outcome in enumerate(outcomes, 1) for _ in outcome.verdicts],
         count=count(outcomes),
         finding=finding,
+        baselines_note=NOTE,
         sections=[section(outcome, anchors[place]) for place, outcome in enumerate(outcomes, 1)],
     )
 
@@ -79,6 +81,7 @@ def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
         "anchor": anchor,
         "outcome": outcome,
         "results": results_table(outcome),
+        "baselines": baselines_table(models_of_rows(outcome)),
         "problems": problems(outcome),
         "charts": [panel.svg() for panel in charts(outcome)],
         "ladder": ladder_table(outcome) if outcome.ladders else None,
@@ -112,7 +115,7 @@ def problems(outcome: Outcome) -> list[str]:
     lines += [f"Not finished: {label}, seed {', '.join(seeds)}." for label, seeds in unfinished.items()]
     if outcome.rows and max(row.n for row in outcome.rows) == 1:
         lines.append("One seed cannot carry a claim: differences of this size may be noise.")
-    return lines
+    return lines + objections(models_of_rows(outcome))
 
 
 def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> str:
@@ -125,6 +128,8 @@ def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> 
         parts += [f"{markdown_text(text)}\n" for text in paragraphs if text]
         parts += [markdown(results_table(outcome)), _definition(outcome)]
         parts += ["".join(f"- {markdown_text(line)}\n" for line in problems(outcome))]
+        baselines = baselines_table(models_of_rows(outcome))
+        parts += [markdown(baselines)] if baselines else []
         parts += [markdown(ladder_table(outcome))] if outcome.ladders else []
         parts += ["".join(_verdict_lines(outcome)), markdown(costs_table(outcome))]
         if figures is not None:

@@ -12,7 +12,17 @@ from ..files import write_atomic
 from ..measure import Measure
 from ..schema import flat, to_dict
 from .axis import drawable
+from .baselines import (
+    NOTE,
+    LanguageModel,
+    baseline_series,
+    baselines_table,
+    context_series,
+    models_of_runs,
+    objections,
+)
 from .chart import Point, Series, line_chart
+from .curves import context_panel
 from .page import render
 from .snapshot import Snapshot
 
@@ -60,6 +70,7 @@ def write_page(
         raise CoupledQKError("no runs given: name at least one run folder")
     snapshots = [Snapshot.read(path) for path in runs]
     names, measure = _names(snapshots), _measure(snapshots)
+    models = models_of_runs(names, snapshots)
     page = render(
         "runs.html",
         title=title,
@@ -68,8 +79,10 @@ def write_page(
         names=names,
         snapshots=snapshots,
         definitions=_definitions(names, snapshots, measure),
-        cautions=_cautions(snapshots),
-        charts=_charts(names, snapshots, measure),
+        cautions=_cautions(snapshots) + objections(models),
+        baselines=baselines_table(models),
+        baselines_note=NOTE,
+        charts=_charts(names, snapshots, measure, models),
         averaged_over=max(_group_size(len(snapshot.train)) for snapshot in snapshots),
         samples=_by_prompt(samples),
         head_tables=_head_tables(names, snapshots),
@@ -125,7 +138,9 @@ def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
     return cautions
 
 
-def _charts(names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure) -> list[str]:
+def _charts(
+    names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure, models: Sequence[LanguageModel]
+) -> list[str]:
     train, valid, log = [], [], measure.log_scale
     for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
         losses = averaged([(r["step"], r["loss"]) for r in snapshot.train])
@@ -137,7 +152,10 @@ def _charts(names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measur
         charts.append(line_chart(train, "step", f"loss, {measure.loss_unit}", title="Training loss"))
     if valid:
         label = f"{measure.name}, log scale" if log else measure.name
+        valid += baseline_series(models, measure, valid)
         charts.append(line_chart(valid, "step", label, log_y=log, title=f"Validation {measure.name}"))
+    if by_context := context_series(models):
+        charts.append(context_panel(by_context).svg())
     return charts
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..baselines import Baseline, PositionLoss, read_baselines, read_position_losses
 from ..config import RunConfig
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
@@ -34,6 +35,16 @@ class Snapshot:
         if not train and not valid:
             raise CoupledQKError(f"{path} has no metrics yet: wait for its first log line, or leave it out")
         return cls(Path(path), run.config, info, train, valid, run.timings(), run.result)
+
+    @property
+    def baselines(self) -> tuple[Baseline, ...]:
+        """n-gram models of the run's text; none for other tasks and for unfinished runs."""
+        return read_baselines(self.result)
+
+    @property
+    def position_losses(self) -> tuple[PositionLoss, ...]:
+        """The loss against the context; none for other tasks and for unfinished runs."""
+        return read_position_losses(self.result)
 
     @property
     def best(self) -> Record | None:

@@ -1,0 +1,106 @@
+"""Models beside n-gram models of the same text, and their loss against the context they see."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..baselines import Baseline, PositionLoss, context_gain, objection
+from ..formats import NOTHING
+from ..measure import BITS_PER_BYTE, PERPLEXITY, Measure
+from ..outcome import Outcome
+from .chart import Series
+from .snapshot import Snapshot
+from .tables import Table
+
+NOTE = (
+    "The n-gram models are tables with interpolated Kneser-Ney smoothing, made from the same training tokens. A model that is "
+    "not below the bigram model has learned nothing that needs attention. The gain from context is the loss late in the window "
+    "minus the loss early in it: the more negative, the more the model uses what it has read."
+)
+DRAWN_ORDERS = (2, 5)
+"""Orders of the n-gram models that learning curves show as a line."""
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A trained model, or the mean of several that differ in their seed."""
+
+    name: str
+    bits_per_byte: float
+    baselines: tuple[Baseline, ...]
+    position_losses: tuple[PositionLoss, ...]
+    look: int
+
+
+def models_of_rows(outcome: Outcome) -> list[LanguageModel]:
+    """The rows of an outcome that have baselines."""
+    models = []
+    for look, row in enumerate(outcome.rows):
+        bits = row.mean if outcome.metric == BITS_PER_BYTE else row.companions.get(BITS_PER_BYTE.key)
+        if bits is not None and row.baselines:
+            models.append(LanguageModel(row.label, bits, row.baselines, row.position_losses, look))
+    return models
+
+
+def models_of_runs(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[LanguageModel]:
+    """The finished runs that have baselines."""
+    return [
+        LanguageModel(name, snapshot.result["best"]["bits_per_byte"], baselines, snapshot.position_losses, look)
+        for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True))
+        if snapshot.result and (baselines := snapshot.baselines)
+    ]
+
+
+def baselines_table(models: Sequence[LanguageModel]) -> Table | None:
+    """The n-gram models of each text, then the models trained on it; None without baselines."""
+    rows: list[tuple[str, ...]] = []
+    for baselines in dict.fromkeys(model.baselines for model in models):
+        bigram = next((baseline.bits_per_byte for baseline in baselines if baseline.order == 2), None)
+        for baseline in baselines:
+            rows.append((f"{baseline.name} model", *_bits(baseline.bits_per_byte, bigram), NOTHING))
+        for model in models:
+            if model.baselines == baselines:
+                gain = _gain(context_gain(model.position_losses))
+                rows.append((model.name, *_bits(model.bits_per_byte, bigram), gain))
+    head = ("", BITS_PER_BYTE.name, "of the bigram model's", "gain from context, nats")
+    return Table("Beside n-gram models of the same text", head, tuple(rows), "lrrr").without_empty() if rows else None
+
+
+def _gain(nats: float | None) -> str:
+    return NOTHING if nats is None else f"{nats:+.3f}".replace("-", "−")
+
+
+def _bits(bits: float, bigram: float | None) -> tuple[str, str]:
+    return BITS_PER_BYTE.show(bits), NOTHING if bigram is None else f"{bits / bigram:.3f}"
+
+
+def objections(models: Iterable[LanguageModel]) -> list[str]:
+    """Models that allow no conclusion about attention, because a bigram model is as good."""
+    found = ((model.name, objection(model.bits_per_byte, model.baselines)) for model in models)
+    return [f"{name}: {why}." for name, why in found if why]
+
+
+def context_series(models: Iterable[LanguageModel]) -> list[Series]:
+    """The loss against the mean number of tokens of context."""
+    return [
+        Series(
+            model.name,
+            [((part.first + part.last) / 2, part.loss) for part in model.position_losses if part.last > 0],
+            look=model.look,
+        )
+        for model in models
+        if any(part.last > 0 for part in model.position_losses)
+    ]
+
+
+def baseline_series(models: Sequence[LanguageModel], measure: Measure, series: Sequence[Series]) -> list[Series]:
+    """A level line for each of a few n-gram models, as long as the curves; none if the models read different texts."""
+    shared = {model.baselines for model in models}
+    if measure not in (PERPLEXITY, BITS_PER_BYTE) or len(shared) != 1 or not series:
+        return []
+    steps = [x for curve in series for x, _ in curve.points]
+    first_look = 1 + max(model.look for model in models)
+    drawn = [baseline for baseline in shared.pop() if baseline.order in DRAWN_ORDERS]
+    return [
+        Series(f"{b.name} model", [(x, getattr(b, measure.key)) for x in (min(steps), max(steps))], look=first_look + i)
+        for i, b in enumerate(drawn)
+    ]

@@ -1,0 +1,56 @@
+"""Beside every language model stand n-gram models of its text; one that is no better than bigrams is marked."""
+
+from dataclasses import replace
+
+import pytest
+
+from coupledqk.baselines import Baseline, PositionLoss
+from coupledqk.outcome import Outcome, read, write
+from coupledqk.recipes import recipe
+from coupledqk.report.curves import panels
+from coupledqk.report.lab_page import html_report, markdown_report, problems
+from coupledqk.run_folder import variant_name
+from test_lab_report import make_outcome
+
+BASELINES = (Baseline(2, 50.0, 2.0, 1_000), Baseline(5, 20.0, 1.5, 1_000))
+LOSSES = (PositionLoss(1, 1, 10, 4.0), PositionLoss(2, 8, 70, 3.5), PositionLoss(9, 16, 80, 3.2))
+
+
+def with_baselines(bits: float) -> Outcome:
+    outcome = make_outcome()
+    rows = (
+        replace(row, companions={"bits_per_byte": bits}, baselines=BASELINES, position_losses=LOSSES)
+        for row in outcome.rows
+    )
+    return replace(outcome, rows=tuple(rows))
+
+
+@pytest.mark.parametrize(("bits", "marked"), [(1.9, False), (2.0, True), (2.4, True)])
+def test_a_model_that_is_not_below_the_bigrams_is_marked(bits, marked):
+    outcome = with_baselines(bits)
+    found = [line for line in problems(outcome) if "no conclusion about attention" in line]
+    assert len(found) == (len(outcome.rows) if marked else 0)
+
+
+@pytest.mark.parametrize("write_page", [html_report, markdown_report])
+def test_reports_show_the_baselines_and_each_model_as_a_share_of_the_bigrams(write_page):
+    page = write_page([with_baselines(1.8)])
+    for text in ("bigram model", "5-gram model", "0.900", "−0.300"):
+        assert text in page
+
+
+def test_learning_curves_show_the_baselines_and_the_loss_against_context():
+    drawn = {panel.name: panel for panel in panels(with_baselines(1.8))}
+    validation = {series.name: series.points for series in drawn["validation"].series}
+    assert {y for _, y in validation["bigram model"]} == {50.0}
+    assert [series.points for series in drawn["context"].series] == 3 * [[(1.0, 4.0), (5.0, 3.5), (12.5, 3.2)]]
+
+
+def test_an_outcome_file_keeps_them(tmp_path):
+    outcome = with_baselines(1.8)
+    write(outcome, tmp_path / "outcome.json")
+    assert read(tmp_path / "outcome.json").rows == outcome.rows
+
+
+def test_normalised_queries_and_keys_do_not_hide_the_name_of_a_variant():
+    assert variant_name(recipe("mini-modern", "hamiltonian")) == "hamiltonian"
