@@ -33,11 +33,13 @@ from .runs import Runs
 from .settings import WithSettings
 from .sweep import Sweep
 from .train import Train
+from .watch import Watch
 
 COMMANDS = {
     "demo": Demo,
     "compare": Compare,
     "train": Train,
+    "watch": Watch,
     "eval": Eval,
     "generate": Generate,
     "explore": Explore,

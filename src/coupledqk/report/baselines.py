@@ -98,7 +98,7 @@ def baseline_series(models: Sequence[LanguageModel], measure: Measure, series: S
     if measure not in (PERPLEXITY, BITS_PER_BYTE) or len(shared) != 1 or not series:
         return []
     steps = [x for curve in series for x, _ in curve.points]
-    first_look = 1 + max(model.look for model in models)
+    first_look = 1 + max(curve.look or 0 for curve in series)
     drawn = [baseline for baseline in shared.pop() if baseline.order in DRAWN_ORDERS]
     return [
         Series(f"{b.name} model", [(x, getattr(b, measure.key)) for x in (min(steps), max(steps))], look=first_look + i)

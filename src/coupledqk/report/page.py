@@ -4,10 +4,13 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..formats import NOTHING, number
 from .chart import printable
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -23,22 +26,36 @@ def render(
 
     Files are taken from `folder`, and from here what it does not have.
     """
+    environment = _environment(folder)
+    style, script = ("".join(_source(environment, name) for name in names) for names in (styles, scripts))
+    # The page's policy allows this one script and no request (its template may add one), whatever text the page has to show.
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = environment.get_template(template).render(style=style, script=script, script_hash=script_hash, **values)
+    return printable(page)
+
+
+def render_part(template: str, **values: Any) -> str:
+    """A part of a page, by a template of its own."""
+    return printable(_environment(TEMPLATES).get_template(template).render(**values))
+
+
+def _environment(folder: Path) -> "jinja2.Environment":
     import jinja2
 
-    loader = jinja2.FileSystemLoader([folder, TEMPLATES])
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "plain": plain}
-    style, script = ("".join(loader.get_source(environment, name)[0] for name in names) for names in (styles, scripts))
-    # The page's policy allows this one script and no request (its template may add one), whatever text the page has to show.
-    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = environment.get_template(template).render(style=style, script=script, script_hash=script_hash, **values)
-    return printable(page)
+    return environment
+
+
+def _source(environment: "jinja2.Environment", name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
 
 
 def plain(value: Any) -> str:

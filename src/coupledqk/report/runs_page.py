@@ -69,7 +69,7 @@ def write_page(
     if not runs:
         raise CoupledQKError("no runs given: name at least one run folder")
     snapshots = [Snapshot.read(path) for path in runs]
-    names, measure = _names(snapshots), _measure(snapshots)
+    names, measure = short_names(snapshots), _measure(snapshots)
     models = models_of_runs(names, snapshots)
     page = render(
         "runs.html",
@@ -82,21 +82,22 @@ def write_page(
         cautions=_cautions(snapshots) + objections(models),
         baselines=baselines_table(models),
         baselines_note=NOTE,
-        charts=_charts(names, snapshots, measure, models),
+        charts=learning_curves(names, snapshots, measure, models),
         averaged_over=max(_group_size(len(snapshot.train)) for snapshot in snapshots),
         samples=_by_prompt(samples),
-        head_tables=_head_tables(names, snapshots),
+        head_tables=head_tables(names, snapshots),
         settings=shared_and_different([flat(to_dict(snapshot.config)) for snapshot in snapshots]),
         origin=shared_and_different([_origin(snapshot, name) for snapshot, name in zip(snapshots, names, strict=True)]),
     )
     write_atomic(out, page)
 
 
-def _names(snapshots: Sequence[Snapshot]) -> list[str]:
-    """The shortest names that tell the runs apart: the variant, else the run's name, else its folder."""
+def short_names(snapshots: Sequence[Snapshot]) -> list[str]:
+    """The shortest names that tell the runs apart: the variant, else the run's name, its folder's name or its whole path."""
     variants = [str(snapshot.info["variant"]) for snapshot in snapshots]
     names = [str(snapshot.info["name"]) for snapshot in snapshots]
-    for choice in (variants, names):
+    folders = [snapshot.path.resolve().name for snapshot in snapshots]
+    for choice in (variants, names, folders):
         if len(set(choice)) == len(choice):
             return choice
     return [str(snapshot.path) for snapshot in snapshots]
@@ -138,9 +139,10 @@ def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
     return cautions
 
 
-def _charts(
+def learning_curves(
     names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure, models: Sequence[LanguageModel]
 ) -> list[str]:
+    """Charts of the training loss, of the measure at validation with n-gram models, and of the loss against context."""
     train, valid, log = [], [], measure.log_scale
     for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
         losses = averaged([(r["step"], r["loss"]) for r in snapshot.train])
@@ -171,7 +173,7 @@ def _group_size(n_points: int) -> int:
     return max(1, math.ceil(n_points / MOST_POINTS))
 
 
-def _head_tables(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[HeadTable]:
+def head_tables(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[HeadTable]:
     tables = []
     for name, snapshot in zip(names, snapshots, strict=True):
         latest = snapshot.latest or {}

@@ -45,7 +45,7 @@ function show(svg, curves, guide, readout, left) {
   readout.style.right = part < 60 ? "auto" : `${103 - part}%`;
 }
 
-for (const svg of document.querySelectorAll("svg.chart")) {
+function makeReadable(svg) {
   const title = svg.querySelector("title");
   svg.setAttribute("aria-label", title.textContent);
   title.remove(); // else the browser shows it as a tooltip over ours
@@ -64,3 +64,5 @@ for (const svg of document.querySelectorAll("svg.chart")) {
     readout.replaceChildren();
   });
 }
+
+document.querySelectorAll("svg.chart").forEach(makeReadable);

@@ -1,0 +1,36 @@
+"""coupledqk watch"""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..report.watch_server import WatchServer
+from ..server import is_local
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Follow training in a browser: curves, baselines, step sizes, tokens/s and time left of running and finished runs.
+
+    Serves one page on this machine that updates itself. Runs that start later below the same folders appear on their own.
+
+    Try it:
+
+        coupledqk watch runs
+        coupledqk watch demo runs/NAME --port 0
+    """
+
+    folders: tuple[Path, ...]
+    """Run folders, or folders of runs."""
+    port: int = 8001
+    """Port to listen on; 0 takes any free port."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The default can be reached from this machine only."""
+
+    def run(self) -> None:
+        with WatchServer(self.folders, self.host, self.port) as server:
+            print(f"{server.url}  (Ctrl-C stops it)", flush=True)
+            if not is_local(self.host):
+                print("Anyone who can reach this machine can see these runs.", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
