@@ -86,6 +86,14 @@ def test_a_run_comes_back_as_it_was(exported, tmp_path: Path) -> None:
     assert files(tmp_path / "again") == files(folder)
 
 
+def test_prompts_are_padded_on_the_left(exported) -> None:
+    _, folder = exported
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = tokenizer(["3 squared", "3"], return_tensors="pt", padding=True)["attention_mask"]
+    assert rows[1].tolist() == sorted(rows[1].tolist())
+    assert rows[1, 0] == 0
+
+
 def test_an_adapted_run_is_exported_with_its_low_rank_updates_merged(exported, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
     source, _ = exported

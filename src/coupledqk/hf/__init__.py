@@ -15,7 +15,9 @@ from .diffllama import from_diffllama, to_diffllama  # noqa: E402
 from .export import export_run, from_transformers, import_run, to_transformers  # noqa: E402
 from .modeling import (  # noqa: E402
     CoupledQKForCausalLM,
+    CoupledQKForQuestionAnswering,
     CoupledQKForSequenceClassification,
+    CoupledQKForTokenClassification,
     CoupledQKModel,
     register,
 )
@@ -28,7 +30,9 @@ guard_peft()
 __all__ = [
     "CoupledQKConfig",
     "CoupledQKForCausalLM",
+    "CoupledQKForQuestionAnswering",
     "CoupledQKForSequenceClassification",
+    "CoupledQKForTokenClassification",
     "CoupledQKModel",
     "couple",
     "export_run",

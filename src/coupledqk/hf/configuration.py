@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from ..config import AttentionConfig, ModelConfig
+from ..config import AttentionConfig, ModelConfig, head_width
 from ..errors import CoupledQKError
 from ..schema import from_dict, to_dict
 from ..variants import variant
@@ -51,6 +51,16 @@ class CoupledQKConfig(PreTrainedConfig):
             )
         self.attention = to_dict(self.to_model_config().attention)
         super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of the heads that scoring sees, which are half as wide under differential attention."""
+        return head_width(self.d_model, self.n_heads, self.to_model_config().attention)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads in the cache, of `head_dim` each."""
+        return self.d_model // self.head_dim // self.to_model_config().attention.group_size
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, **settings: Any) -> "CoupledQKConfig":

@@ -12,24 +12,32 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     Cache,
     DynamicCache,
     GenerationMixin,
     PreTrainedModel,
 )
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..attention import Attention
-from ..config import head_width
 from ..errors import CoupledQKError
 from ..layers import KVCache, RMSNorm
 from ..model import Block, embedding
 from ..rope import Rope, rope_at
+from ..scoring import Softmax
 from ..values import FirstValues
 from .configuration import CoupledQKConfig
 
@@ -45,11 +53,28 @@ class LayerCache(KVCache):
         return k.transpose(1, 2), v.transpose(1, 2)
 
 
+class PagedLayerCache(KVCache):
+    """One layer of the cache that `generate_batch` shares between requests; `indices` say which entries are this call's."""
+
+    def __init__(self, cache: Any, layer: int, indices: dict[str, Any]) -> None:
+        self.cache, self.layer, self.indices = cache, layer, indices
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        indices = dict(self.indices)  # update() changes them
+        k, v = self.cache.update(
+            key_states=k.transpose(1, 2), value_states=v.transpose(1, 2), layer_idx=self.layer, kwargs=indices
+        )
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+
 class CoupledQKAttention(Attention):
     """Our Attention under transformers' masks; with eager attention it also returns the weights."""
 
     scoring: Any
-    hf_config: CoupledQKConfig
+    config: Any
+    """transformers' configuration, as its attention functions expect it of a module; not an AttentionConfig."""
+    layer_idx: Any
+    is_causal = True
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -66,11 +91,27 @@ class CoupledQKAttention(Attention):
         causal = causal_mask is None and x.shape[1] > 1
         if causal:  # a static cache has room left
             k, v = k[:, : x.shape[1]], v[:, : x.shape[1]]
-        if self.hf_config._attn_implementation == "eager":
+        implementation = self.config._attn_implementation
+        if implementation == "eager":
             out, weights = self.scoring.plain(q, k, v, causal_mask, causal, x)
-        else:
+        elif implementation == "sdpa":
             out, weights = self.scoring(q, k, v, causal_mask, causal, x), None
+        else:
+            out, weights = self._attend_by(implementation, q, k, v, causal_mask)
         return self.out(out.flatten(2)), weights
+
+    def _attend_by(
+        self, implementation: str, q: Tensor, k: Tensor, v: Tensor, mask: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """By another of transformers' attention functions: flash, flex or the user's own."""
+        if type(self.scoring) is not Softmax:
+            raise CoupledQKError(
+                f"attn_implementation={implementation!r} computes softmax attention, and this model's scoring is "
+                f"{type(self.scoring).__name__}: use 'sdpa' or 'eager'"
+            )
+        self.num_key_value_groups = q.shape[2] // k.shape[2]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return ALL_ATTENTION_FUNCTIONS[implementation](self, q, k, v, mask, dropout=0.0, scaling=self.width**-0.5)
 
 
 class CoupledQKBlock(GradientCheckpointingLayer, Block):
@@ -79,7 +120,7 @@ class CoupledQKBlock(GradientCheckpointingLayer, Block):
 
     def __init__(self, config: CoupledQKConfig, layer: int) -> None:
         Block.__init__(self, config.to_model_config(), layer)
-        self.attn.hf_config = config
+        self.attn.config, self.attn.layer_idx = config, layer
 
 
 class CoupledQKPreTrainedModel(PreTrainedModel):
@@ -89,6 +130,9 @@ class CoupledQKPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["CoupledQKBlock"]  # noqa: RUF012
     _input_embed_layer = "embed"
     _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": CoupledQKBlock, "attentions": CoupledQKAttention}  # noqa: RUF012
 
@@ -127,6 +171,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         self.blocks = nn.ModuleList(CoupledQKBlock(config, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.d_model)
         self.gradient_checkpointing = False
+        self.head_dim = config.head_dim
         self.post_init()
 
     @merge_with_config_defaults
@@ -149,19 +194,18 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         mask = self._mask(x, attention_mask, position_ids, past_key_values)
+        if kwargs.get("cache") is None:  # with a paged cache, the tokens are those of many sequences
+            self._check_length(x.shape[1], past_key_values)
         if position_ids is None:
             position_ids = self._positions(x, attention_mask, past_key_values)
         rope = None
         if self.positions is not None:
-            self._check_length(x.shape[1], past_key_values)
             x = x + self.positions(position_ids)
         else:
-            config = self.config.to_model_config()
-            rope = rope_at(position_ids, head_width(config.d_model, config.n_heads, config.attention))
+            rope = rope_at(position_ids, self.head_dim)
         first_values = FirstValues()
         for i, block in enumerate(self.blocks):
-            cache = None if past_key_values is None else LayerCache(past_key_values, i)
-            x = block(x, mask, rope, cache, first_values)
+            x = block(x, mask, rope, _layer_cache(past_key_values, i, kwargs), first_values)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def _mask(
@@ -188,11 +232,18 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
     def _check_length(self, T: int, cache: Cache | None) -> None:
         past = 0 if cache is None else cache.get_seq_length()
         # a static cache counts in a tensor, which is not for reading while it runs
-        if isinstance(past, int) and past + T > self.config.n_positions:
+        if self.positions is not None and isinstance(past, int) and past + T > self.config.n_positions:
             raise CoupledQKError(
                 f"a sequence of {past + T} tokens is longer than the model's {self.config.n_positions} learned positions: "
                 'shorten it, or train a model with a larger n_positions or with positions="rope"'
             )
+
+
+def _layer_cache(cache: Cache | None, layer: int, kwargs: dict[str, Any]) -> KVCache | None:
+    """Of the model's cache, or of the paged one that `generate_batch` passes as `cache`."""
+    if kwargs.get("cache") is not None:
+        return PagedLayerCache(kwargs["cache"], layer, kwargs)
+    return None if cache is None else LayerCache(cache, layer)
 
 
 class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
@@ -247,9 +298,21 @@ class CoupledQKForSequenceClassification(GenericForSequenceClassification, Coupl
     """With a linear head on the last token that is not padding, whichever side the padding is on."""
 
 
+class CoupledQKForTokenClassification(GenericForTokenClassification, CoupledQKPreTrainedModel):
+    """With a linear head on every token."""
+
+
+class CoupledQKForQuestionAnswering(GenericForQuestionAnswering, CoupledQKPreTrainedModel):
+    """With a linear head that scores every token as the start and as the end of the answer."""
+
+    base_model_prefix = "model"
+
+
 def register() -> None:
     """Makes the Auto classes know our models."""
     AutoConfig.register("coupledqk", CoupledQKConfig)
     AutoModel.register(CoupledQKConfig, CoupledQKModel)
     AutoModelForCausalLM.register(CoupledQKConfig, CoupledQKForCausalLM)
     AutoModelForSequenceClassification.register(CoupledQKConfig, CoupledQKForSequenceClassification)
+    AutoModelForTokenClassification.register(CoupledQKConfig, CoupledQKForTokenClassification)
+    AutoModelForQuestionAnswering.register(CoupledQKConfig, CoupledQKForQuestionAnswering)

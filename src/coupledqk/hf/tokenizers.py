@@ -27,6 +27,7 @@ def to_fast(tokenizer: Tokenizer, max_length: int) -> "PreTrainedTokenizerFast":
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
+        padding_side="left",  # a causal model continues the last token
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
