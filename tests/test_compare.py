@@ -104,7 +104,7 @@ def test_what_else_was_asked_is_sorted_by_what_came_out() -> None:
     means = {"standard": 40.0, "euler": 38.0, "kick": 38.0, "drift": 40.0, "linear": 42.0}
     claims = [CLAIM, *(Claim(f"{name} is better", "lower", name, "standard") for name in ("kick", "drift", "linear"))]
     finding, _ = answer(make_outcome(means, claims=claims), "novel", COHERENCE)
-    assert finding.endswith("kick: better than standard; linear: worse than standard; drift: equivalent to standard.")
+    assert finding.endswith("kick: better than standard; linear: worse than standard; drift: inconclusive.")
 
 
 # --- from end to end --------------------------------------------------------------------------------------------------------

@@ -13,16 +13,24 @@ from scipy import stats
 from coupledqk import CoupledQKError
 from coupledqk.statistics import (
     Estimate,
+    Prior,
+    SequentialTest,
     SpreadRatio,
     bootstrap_interval,
+    compare_prior,
+    detectable_effect,
+    estimate_prior,
     holm,
     holm_levels,
     paired,
+    pairs_needed,
     relative_differences,
     spread_ratio,
+    student_quantile,
     summary,
     welch,
 )
+from coupledqk.statistics.simulations import Table, prior_coverage, sequential_stops, table_coverage
 
 SEEDS = [3, 5, 10]
 TRIALS = 4000
@@ -210,3 +218,112 @@ def test_without_scipy_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(CoupledQKError, match=r"pip install 'coupledqk\[lab\]'"):
         paired([1.0, 2.0], [1.5, 2.0]).interval()
+
+
+# --- moderated variances ------------------------------------------------------------------------------------------------------
+
+
+def test_moderation_is_the_posterior_mean_with_the_priors_degrees_of_freedom() -> None:
+    moderated = Prior(sd=2.0, df=6).moderate(Estimate(1.0, 3.0 / math.sqrt(4), 3))
+    assert moderated.value == 1.0
+    assert moderated.df == 9
+    assert moderated.standard_error == pytest.approx(math.sqrt((6 * 4 + 3 * 9) / 9 / 4))
+    certain = Prior(sd=2.0, df=math.inf).moderate(Estimate(1.0, 3.0, 3))
+    assert (certain.df, certain.standard_error) == (math.inf, 1.0)
+    assert certain.interval() == pytest.approx((1 - 1.959964, 1 + 1.959964))
+
+
+def test_a_prior_is_recovered_from_many_variances() -> None:
+    random = np.random.default_rng(0)
+    sd = 0.02 * np.sqrt(6 / random.chisquare(6, 4000))
+    variances = sd**2 * random.chisquare(4, 4000) / 4
+    prior = estimate_prior(variances.tolist(), [4] * 4000, shared=0)
+    assert prior is not None
+    assert prior.sd == pytest.approx(0.02, rel=0.03)
+    assert prior.df == pytest.approx(6, rel=0.1)
+
+
+def test_equal_variances_are_pooled_and_a_single_one_has_no_prior() -> None:
+    assert estimate_prior([1.0], [4]) is None
+    prior = estimate_prior([1.0, 1.0, 1.0], [4, 4, 4])
+    assert prior is not None
+    assert math.isinf(prior.df)
+    assert prior.moderate(Estimate(0, 1, 4)).df == pytest.approx(12 / 1.5)
+
+
+@pytest.mark.parametrize(("n_seeds", "n_arms", "variance_df"), [(3, 5, math.inf), (3, 12, 4.0), (5, 5, 10.0)])
+def test_moderated_intervals_cover_with_a_shared_baseline_and_are_shorter(n_seeds, n_arms, variance_df) -> None:
+    found = table_coverage(Table(n_seeds, n_arms, variance_df), trials=3000 // n_arms)
+    assert found.moderated == pytest.approx(0.95, abs=0.015)
+    assert found.length < 0.9
+
+
+def test_the_shipped_prior_covers_what_it_describes() -> None:
+    prior = compare_prior()
+    assert 0.001 < prior.sd < 0.1
+    assert prior.source
+    assert prior_coverage(5, prior, trials=2000).moderated == pytest.approx(0.95, abs=0.015)
+
+
+# --- sequential tests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior_df", [0.0, 4.0])
+def test_testing_after_every_pair_keeps_its_error_rate(prior_df) -> None:
+    test = SequentialTest(last=12, prior_df=prior_df)
+    found = sequential_stops(test, effect=0.0, trials=20_000)
+    assert found.significant == pytest.approx(0.05, abs=0.006)
+    assert found.covered == pytest.approx(0.95, abs=0.006)
+
+
+def test_testing_at_5_percent_after_every_pair_would_not() -> None:
+    x = np.random.default_rng(0).standard_normal((5000, 12))
+    looks = [
+        abs(x[:, :n].mean(1)) > student_quantile(0.975, n - 1) * x[:, :n].std(1, ddof=1) / n**0.5 for n in range(4, 13)
+    ]
+    assert np.any(looks, axis=0).mean() > 0.12
+
+
+def test_an_effect_is_found_with_the_promised_power_and_fewer_pairs_if_it_is_large() -> None:
+    test = SequentialTest(last=16)
+    detectable = test.detectable_effect(sd=1.0)
+    found = sequential_stops(test, detectable, trials=5000)
+    assert 0.78 < found.significant < 0.86
+    assert found.covered > 0.94
+    large = sequential_stops(test, 2 * detectable, trials=5000)
+    assert large.mean_pairs < 9
+    assert large.wrong_sign < 0.001
+
+
+def test_early_looks_are_stricter_and_looks_outside_the_plan_are_refused() -> None:
+    test = SequentialTest(last=8)
+    levels = [test.nominal_level(n) for n in range(4, 9)]
+    assert levels == sorted(levels)
+    assert 0.02 < levels[-1] < 0.05
+    for n in (3, 9):
+        with pytest.raises(CoupledQKError, match=f"n={n}: expected 4 to 8 pairs"):
+            test.nominal_level(n)
+    with pytest.raises(CoupledQKError, match="first=4: expected 2 to 3"):
+        SequentialTest(last=3)
+
+
+# --- power --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_pairs_needed_for_an_effect_detect_it_and_one_less_does_not() -> None:
+    n = pairs_needed(0.02, sd=0.018)
+    assert detectable_effect(n, 0.018) <= 0.02 < detectable_effect(n - 1, 0.018)
+    x = np.random.default_rng(0).normal(0.02, 0.018, (4000, n))
+    found = abs(x.mean(1)) > student_quantile(0.975, n - 1) * x.std(1, ddof=1) / math.sqrt(n)
+    assert found.mean() >= 0.78
+
+
+def test_power_is_that_of_the_estimate() -> None:
+    assert detectable_effect(5, 0.1) == pytest.approx(Estimate(0, 0.1 / math.sqrt(5), 4).detectable_effect())
+    assert detectable_effect(5, 0.1, prior_df=8) < detectable_effect(5, 0.1)
+
+
+@pytest.mark.parametrize("df", [1, 2.5, 24, math.inf])
+@pytest.mark.parametrize("probability", [0.6, 0.975, 0.9995])
+def test_quantiles_are_students(df, probability) -> None:
+    assert student_quantile(probability, df) == pytest.approx(stats.t.ppf(probability, df), rel=1e-9)

@@ -12,7 +12,7 @@ from coupledqk import CoupledQKError
 from coupledqk.lab.verdicts import judge, judge_all
 from coupledqk.outcome import Claim
 from coupledqk.schema import from_dict, to_dict
-from coupledqk.statistics import paired, relative_differences, welch
+from coupledqk.statistics import Prior, paired, relative_differences, welch
 
 SUPPORTED, CONTRADICTED, EQUIVALENT, OPEN = "supported", "contradicted", "equivalent", "inconclusive"
 TRIALS = 2000
@@ -200,9 +200,26 @@ def test_outcome_interval_and_adjusted_p_agree() -> None:
 
 def test_the_primary_claim_is_judged_by_itself() -> None:
     samples = next(simulated(dict.fromkeys(("standard", "coupled", *"abcd"), -0.01)))
-    verdicts = judge_all(FAMILY, samples)
-    assert verdicts[0] == judge(FAMILY[0], samples)
-    assert all(v.evidence.p >= judge(v.claim, samples).evidence.p for v in verdicts[1:])
+    prior = Prior(sd=0.01, df=8)
+    verdicts = judge_all(FAMILY, samples, prior=prior)
+    assert verdicts[0] == judge(FAMILY[0], samples, prior=prior)
+    assert all(v.evidence.p >= judge(v.claim, samples, prior=prior).evidence.p for v in verdicts[1:])
+
+
+def test_variances_are_moderated_over_the_claims_of_an_experiment() -> None:
+    samples = against_standard(-0.01, 0.004)
+    labels = "abcd"
+    for i, label in enumerate(labels):
+        samples[label] = {seed: x * (1 + 0.006 * (seed == i % 3)) for seed, x in samples["standard"].items()}
+    alone, shared = judge(claim(primary=True), samples).evidence, judge_all(FAMILY, samples)[0].evidence
+    assert (alone.df, alone.effect) == (2, shared.effect)
+    assert shared.df > 4
+    assert shared.interval[1] - shared.interval[0] < alone.interval[1] - alone.interval[0]
+
+
+def test_a_look_of_a_sequential_comparison_has_its_own_level() -> None:
+    samples = against_standard(-0.01, 0.004, n=5)
+    assert judge_all([claim(primary=True)], samples, level=0.01)[0].evidence.confidence == pytest.approx(0.99)
 
 
 @pytest.mark.parametrize("number", [0, 2])

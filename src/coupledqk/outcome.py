@@ -150,6 +150,8 @@ class Evidence:
     """Whether the effect lies within ±margin: two one-sided tests at the claim's level (a 90% interval at 5%)."""
     failed: tuple[int, int] = (0, 0)
     """Seeds of the variant and of the baseline that diverged or never reached what the measure asks for."""
+    df: float | None = None
+    """Degrees of freedom of the interval: more than the seeds give where variances are moderated. None for a ratio."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import CoupledQKError
@@ -17,9 +17,11 @@ from ..outcome import Claim, Evidence, Finding, Verdict
 from ..statistics import (
     LEVEL,
     Estimate,
+    Prior,
     SpreadRatio,
     UntestableError,
     baseline_mean,
+    estimate_prior,
     failures_p,
     holm,
     holm_levels,
@@ -35,24 +37,43 @@ reached what its measure asks for."""
 Better = Literal["lower", "higher"]
 
 
-def judge(claim: Claim, samples: Samples, better: Better = "lower") -> Verdict:
+def judge(claim: Claim, samples: Samples, better: Better = "lower", prior: Prior | None = None) -> Verdict:
     """A claim by itself. Too few seeds, diverged or missing runs never raise: they are said in the verdict."""
-    contrast = _contrast(claim, samples, better)
+    (contrast,) = _moderated([_contrast(claim, samples, better)], prior)
     return _verdict(contrast, contrast.p(), LEVEL)
 
 
-def judge_all(claims: Sequence[Claim], samples: Samples, better: Better = "lower") -> list[Verdict]:
+def judge_all(
+    claims: Sequence[Claim],
+    samples: Samples,
+    better: Better = "lower",
+    prior: Prior | None = None,
+    level: float = LEVEL,
+) -> list[Verdict]:
     """The claims of one experiment: the primary one by itself, the others with Holm's correction for their number.
 
     The correction widens an interval to the level at which Holm's method tests its claim, so finding, interval and p agree.
+    Variances of paired differences are moderated: by `prior`, or by what the other claims of the experiment say about them.
+    A sequential comparison passes the nominal level of the look as `level`.
     """
     check_primary(claims)
-    contrasts = [_contrast(claim, samples, better) for claim in claims]
+    contrasts = _moderated([_contrast(claim, samples, better) for claim in claims], prior)
     sharing = [c for c in contrasts if c.estimate is not None and not c.claim.primary]
     p_values = [contrast.p() for contrast in sharing]
-    corrected = zip(holm(p_values), holm_levels(p_values), strict=True)
+    corrected = zip(holm(p_values), holm_levels(p_values, level), strict=True)
     terms = dict(zip((contrast.claim for contrast in sharing), corrected, strict=True))
-    return [_verdict(c, *terms.get(c.claim, (c.p(), LEVEL))) for c in contrasts]
+    return [_verdict(c, *terms.get(c.claim, (c.p(), level))) for c in contrasts]
+
+
+def _moderated(contrasts: Sequence[_Contrast], prior: Prior | None) -> list[_Contrast]:
+    """The same contrasts, with the variances of paired differences moderated."""
+    found = [(contrast, contrast.paired_estimate) for contrast in contrasts]
+    arms = {(c.claim.variant, c.claim.baseline): estimate for c, estimate in found if estimate}
+    variances = [arm.standard_error**2 * (arm.df + 1) for arm in arms.values()]
+    prior = prior or estimate_prior(variances, [arm.df for arm in arms.values()])
+    if prior is None:
+        return list(contrasts)
+    return [replace(c, estimate=prior.moderate(estimate)) if estimate else c for c, estimate in found]
 
 
 def check_primary(claims: Sequence[Claim]) -> None:
@@ -93,6 +114,12 @@ class _Contrast:
     untestable: str = ""
     """Why there is no estimate."""
 
+    @property
+    def paired_estimate(self) -> Estimate | None:
+        """Of differences seed by seed. Interactions, which have a noise of their own, are not counted."""
+        by_seed = len(self.claim.groups) == 1 and self.claim.elsewhere is None
+        return self.estimate if by_seed and isinstance(self.estimate, Estimate) else None
+
     def p(self) -> float:
         if self.estimate is None:
             return 1.0
@@ -121,6 +148,7 @@ class _Contrast:
             detectable=estimate.detectable_margin(level) if is_equality else estimate.detectable_effect(level),
             equivalent=-claim.margin <= narrow[0] and narrow[1] <= claim.margin and not any(failed),
             failed=failed,
+            df=estimate.df,
         )
 
     def bounds(self, evidence: Evidence | None, level: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from functools import cache
 from statistics import fmean  # Python's own
 from typing import Any
 
-from .errors import CoupledQKError
+from ..errors import CoupledQKError
 
 LEVEL = 0.05
 """How often a test may be wrong where there is nothing to find."""
@@ -71,9 +71,7 @@ class Estimate:
 
     def detectable_effect(self, level: float = LEVEL, power: float = POWER) -> float:
         """The smallest difference that the two-sided test detects with this power, if the spread is as observed."""
-        # The test's other tail does not matter: at this power it is hit about once in a million.
-        beyond = scipy_special().nctdtrinc(self.df, 1 - power, self._quantile(level / 2))
-        return float(beyond * self.standard_error)
+        return detectable_in_errors(self.df, level, power) * self.standard_error
 
     def detectable_margin(self, level: float = LEVEL, power: float = POWER) -> float:
         """The smallest margin within which equality is found with this power, if it is true and the spread as observed."""
@@ -84,7 +82,16 @@ class Estimate:
 
 
 def student_quantile(probability: float, df: float) -> float:
-    return float(scipy_special().stdtrit(df, probability))
+    special = scipy_special()
+    return float(special.ndtri(probability) if math.isinf(df) else special.stdtrit(df, probability))
+
+
+def detectable_in_errors(df: float, level: float = LEVEL, power: float = POWER) -> float:
+    """The smallest difference that a two-sided t-test detects with this power, in standard errors."""
+    # The test's other tail does not matter: at this power it is hit about once in a million.
+    if math.isinf(df):
+        return float(scipy_special().ndtri(1 - level / 2) + scipy_special().ndtri(power))
+    return float(scipy_special().nctdtrinc(df, 1 - power, student_quantile(1 - level / 2, df)))
 
 
 @cache
@@ -193,45 +200,6 @@ def bootstrap_interval(
     means = np.random.default_rng(seed).choice(np.asarray(values, float), (resamples, n)).mean(1)
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted by Holm's method: those at most `level` may be called findings, with a chance of `level` that any is false."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(_ascending(p_values)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
-
-
-def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
-    """The level at which Holm's method tests each: p ≤ its level exactly where its adjusted p ≤ `level`.
-
-    The smallest p of m is tested at level/m, the next at level/(m − 1) and so on; all after the first failure share its level.
-    """
-    levels, share = [level] * len(p_values), level
-    failed = False
-    for rank, place in enumerate(_ascending(p_values)):
-        if not failed:
-            share = level / (len(p_values) - rank)
-            failed = p_values[place] > share
-        levels[place] = share
-    return levels
-
-
-def failures_p(ours: int, n_ours: int, theirs: int, n_theirs: int) -> float:
-    """Fisher's exact test, two-sided by doubling, that failures are as likely among ours as among theirs.
-
-    Where runs are paired and failures depend on the seed, the test is conservative.
-    """
-    total, everything = ours + theirs, n_ours + n_theirs
-    ways = [math.comb(n_ours, k) * math.comb(n_theirs, total - k) for k in range(total + 1)]
-    tail = min(sum(ways[ours:]), sum(ways[: ours + 1])) / math.comb(everything, total)
-    return min(1.0, 2 * tail)
-
-
-def _ascending(p_values: Sequence[float]) -> list[int]:
-    return sorted(range(len(p_values)), key=p_values.__getitem__)
 
 
 def _std(values: Sequence[float]) -> float:

@@ -1,0 +1,50 @@
+"""What a few seeds can say: estimates, moderated variances, sequential tests and power. Torch-free; needs SciPy."""
+
+from .corrections import failures_p, holm, holm_levels
+from .estimates import (
+    LEVEL,
+    POWER,
+    Estimate,
+    SpreadRatio,
+    Summary,
+    UntestableError,
+    baseline_mean,
+    bootstrap_interval,
+    paired,
+    relative_differences,
+    scipy_special,
+    spread_ratio,
+    student_quantile,
+    summary,
+    welch,
+)
+from .moderation import Prior, compare_prior, estimate_prior
+from .power import detectable_effect, pairs_needed
+from .sequential import SequentialTest
+
+__all__ = [
+    "LEVEL",
+    "POWER",
+    "Estimate",
+    "Prior",
+    "SequentialTest",
+    "SpreadRatio",
+    "Summary",
+    "UntestableError",
+    "baseline_mean",
+    "bootstrap_interval",
+    "compare_prior",
+    "detectable_effect",
+    "estimate_prior",
+    "failures_p",
+    "holm",
+    "holm_levels",
+    "paired",
+    "pairs_needed",
+    "relative_differences",
+    "scipy_special",
+    "spread_ratio",
+    "student_quantile",
+    "summary",
+    "welch",
+]

@@ -1,0 +1,119 @@
+"""Simulated experiments that show what the procedures promise: coverage, error rates and power.
+
+The tests run them briefly, `benchmarks/verdicts.py` at length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .estimates import Estimate, student_quantile
+from .moderation import Prior, estimate_prior
+from .sequential import SequentialTest
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of attention variants that are all compared with one baseline, seed by seed."""
+
+    n_seeds: int
+    n_arms: int
+    variance_df: float = math.inf
+    """Degrees of freedom of the scaled inverse chi-squared distribution of the arms' variances; infinite if they are equal."""
+    baseline_noise: float = 1.0
+    """Standard deviation of the baseline's runs, where that of the arms is about 1."""
+
+    def draw(self, random: Any) -> Any:
+        """Differences without an effect, (seeds, arms)."""
+        scale = 1.0
+        if math.isfinite(self.variance_df):
+            scale = (self.variance_df / random.chisquare(self.variance_df, self.n_arms)) ** 0.5
+        arms = random.standard_normal((self.n_seeds, self.n_arms)) * scale
+        return arms - self.baseline_noise * random.standard_normal((self.n_seeds, 1))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often 95% intervals contain the truth, and their mean length, with and without moderation."""
+
+    plain: float
+    moderated: float
+    length: float
+    """Of moderated intervals relative to plain ones, root mean square."""
+
+
+def table_coverage(table: Table, trials: int, seed: int = 0) -> Coverage:
+    """Over all arms of `trials` tables whose variances are moderated by a prior estimated from the table itself."""
+    import numpy as np
+
+    random, found = np.random.default_rng(seed), []
+    for _ in range(trials):
+        differences = table.draw(random)
+        prior = estimate_prior(differences.var(0, ddof=1), [table.n_seeds - 1] * table.n_arms)
+        assert prior is not None
+        found += [_margins(arm, prior) for arm in differences.T]
+    return _coverage(found)
+
+
+def prior_coverage(n_seeds: int, prior: Prior, trials: int, seed: int = 0) -> Coverage:
+    """Of single comparisons whose variances come from the prior that moderates them."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    sd = prior.sd * np.sqrt(prior.df / random.chisquare(prior.df, trials))
+    differences = random.standard_normal((trials, n_seeds)) * sd[:, None]
+    return _coverage([_margins(each, prior) for each in differences])
+
+
+def _margins(differences: Any, prior: Prior) -> tuple[float, float, float]:
+    """The distance of the mean from the truth, and the margins of the plain and of the moderated 95% interval."""
+    n, mean = len(differences), float(differences.mean())
+    plain = Estimate(mean, float(differences.std(ddof=1)) / math.sqrt(n), n - 1)
+    ours, moderated = (estimate.interval()[1] - mean for estimate in (plain, prior.moderate(plain)))
+    return abs(mean), ours, moderated
+
+
+def _coverage(found: list[tuple[float, float, float]]) -> Coverage:
+    import numpy as np
+
+    error, plain, moderated = np.array(found).T
+    length = math.sqrt((moderated**2).mean() / (plain**2).mean())
+    return Coverage(float((error <= plain).mean()), float((error <= moderated).mean()), length)
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What a sequential test found, over simulated comparisons."""
+
+    significant: float
+    """Share of comparisons in which some test was significant."""
+    wrong_sign: float
+    covered: float
+    """Share in which the intervals of all looks contained the truth."""
+    mean_pairs: float
+    """Number of pairs at the stop."""
+
+
+def sequential_stops(test: SequentialTest, effect: float, trials: int, seed: int = 1) -> Stops:
+    """A sequential test of an effect in units of the standard deviation of the differences."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    sd = np.sqrt(test.prior_df / random.chisquare(test.prior_df, trials)) if test.prior_df else np.ones(trials)
+    x = random.standard_normal((trials, test.last)) * sd[:, None] + effect
+    stopped, covered = np.zeros(trials, int), np.ones(trials, bool)
+    sign = np.zeros(trials)
+    for n in range(test.first, test.last + 1):
+        df = n - 1 + test.prior_df
+        mean = x[:, :n].mean(1)
+        variance = ((n - 1) * x[:, :n].var(1, ddof=1) + test.prior_df) / df
+        margin = student_quantile(1 - test.nominal_level(n) / 2, df) * np.sqrt(variance / n)
+        covered &= np.abs(mean - effect) <= margin
+        now = (stopped == 0) & (np.abs(mean) > margin)
+        stopped[now], sign[now] = n, np.sign(mean[now])
+    found = stopped > 0
+    pairs = np.where(found, stopped, test.last).mean()
+    wrong = (sign * np.sign(effect) < 0).mean() if effect else 0.0
+    return Stops(float(found.mean()), float(wrong), float(covered.mean()), float(pairs))
