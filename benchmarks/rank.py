@@ -23,8 +23,7 @@ from coupledqk import TransformerLM
 from coupledqk.analysis import record, singular_values, survey
 from coupledqk.analysis.measures import effective_rank
 from coupledqk.provenance import machine
-from coupledqk.run_folder import RunFolder
-from coupledqk.tasks.models import load_model
+from coupledqk.runs import Run
 
 SHARPNESS = 3.0
 
@@ -39,9 +38,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = (
-        load_model(RunFolder.open(options.run), device="cpu") if options.run else sharp(options.preset, options.variant)
-    )
+    model = Run.open(options.run).model(device="cpu") if options.run else sharp(options.preset, options.variant)
     print(machine())
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {options.threads} threads")
     compare(model, options.sequences, options.length)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from coupledqk import Attention, TransformerLM
 from coupledqk.dynamics import MLPForce, PotentialForce
 from coupledqk.recipes import recipe
-from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from small_runs import TINY_TASK, run_to
 
 torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def text(tmp_path: Path, own_cache: None) -> Path:
 
 
 @pytest.fixture
-def source(tmp_path: Path, own_cache: None) -> RunFolder:
+def source(tmp_path: Path, own_cache: None) -> Run:
     """A language model of bytes, hardly trained."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(60)))

@@ -8,7 +8,7 @@ import torch
 
 from coupledqk.config import RunConfig
 from coupledqk.recipes import recipe
-from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from coupledqk.runs.training import train_run
 from coupledqk.training.checkpoints import Checkpoints
 from coupledqk.training.events import Event
@@ -51,7 +51,7 @@ def tiny(text: Path, variant: str = "hamiltonian", **settings) -> RunConfig:
     return recipe("nano", variant, corpus=str(text), **{**TINY, **settings})
 
 
-def run_to(config: RunConfig, path: Path, stop_at: int | None = None, hear=lambda event: None) -> RunFolder:
+def run_to(config: RunConfig, path: Path, stop_at: int | None = None, hear=lambda event: None) -> Run:
     """Trains, and asks for a stop once step `stop_at` is done."""
     done = 0
 
@@ -68,7 +68,7 @@ def run_to(config: RunConfig, path: Path, stop_at: int | None = None, hear=lambd
     )
 
 
-def trained_bits(run: RunFolder) -> dict[str, bytes | str]:
+def trained_bits(run: Run) -> dict[str, bytes | str]:
     """All that a run computed, to the last bit: weights, optimiser, loss scaler, counters, metrics."""
     checkpoint = newest(run)
     state = torch.load(checkpoint / "state.pt", weights_only=True)
@@ -87,7 +87,7 @@ def sorted_state(value):
     return value.double().flatten().tolist() if isinstance(value, torch.Tensor) else value
 
 
-def newest(run: RunFolder) -> Path:
+def newest(run: Run) -> Path:
     folder = Checkpoints(run.path / "checkpoints", keep=1).newest()
     assert folder is not None
     return folder

@@ -9,10 +9,9 @@ import torch
 
 from coupledqk.config import AdaptConfig, GLUEConfig, RunConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from coupledqk.schema import change
 from coupledqk.tasks.adapt import Adapting
-from coupledqk.tasks.models import load_model
 from coupledqk.training.checkpoints import read_weights
 from small_runs import assert_resumes_to_the_same_bits, newest, run_to
 
@@ -26,7 +25,7 @@ def other_text(tmp_path: Path) -> Path:
     return path
 
 
-def adapt(source: RunFolder, text: Path, method: str, variant: str = "standard", **settings) -> RunConfig:
+def adapt(source: Run, text: Path, method: str, variant: str = "standard", **settings) -> RunConfig:
     config = replace(
         source.config,
         init_from=str(source.path),
@@ -45,9 +44,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_only_what_the_method_names_is_trained(
-    source: RunFolder, other_text: Path, tmp_path: Path, method: str
-) -> None:
+def test_only_what_the_method_names_is_trained(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
     variant, trained = TRAINED[method]
     config = adapt(source, other_text, method, variant, steps=6, warmup=0)
     start = Adapting.open(config).build_model().state_dict()
@@ -56,32 +53,32 @@ def test_only_what_the_method_names_is_trained(
     assert end.keys() == start.keys()
     changed = {name for name in start if not torch.equal(start[name], end[name])}
     assert changed == {name for name in start if re.fullmatch(trained, name)}
-    assert run.result["final"]["loss"] < Adapting.open(config).evaluate(load_model(source))["loss"]
+    assert run.result["final"]["loss"] < Adapting.open(config).evaluate(source.model())["loss"]
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_every_method_starts_with_the_sources_exact_loss(source: RunFolder, other_text: Path, method: str) -> None:
+def test_every_method_starts_with_the_sources_exact_loss(source: Run, other_text: Path, method: str) -> None:
     task = Adapting.open(adapt(source, other_text, method, TRAINED[method][0]))
-    assert task.evaluate(task.build_model())["loss"] == task.evaluate(load_model(source))["loss"]
+    assert task.evaluate(task.build_model())["loss"] == task.evaluate(source.model())["loss"]
 
 
 @pytest.mark.parametrize("method", ["lora_coupling", "coupling"])
-def test_adapting_resumes_to_the_same_bits(source: RunFolder, other_text: Path, tmp_path: Path, method: str) -> None:
+def test_adapting_resumes_to_the_same_bits(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
     assert_resumes_to_the_same_bits(adapt(source, other_text, method, "coupled", steps=20), tmp_path)
 
 
 def test_an_adapted_run_is_read_as_a_plain_model_with_the_updates_merged(
-    source: RunFolder, other_text: Path, tmp_path: Path
+    source: Run, other_text: Path, tmp_path: Path
 ) -> None:
     config = adapt(source, other_text, "lora", steps=6, warmup=0)
     run, task = run_to(config, tmp_path / "adapted"), Adapting.open(config)
-    plain = load_model(run, "final")
-    assert plain.state_dict().keys() == load_model(source).state_dict().keys()
+    plain = run.model("final")
+    assert plain.state_dict().keys() == source.model().state_dict().keys()
     assert task.evaluate(plain)["loss"] == pytest.approx(run.result["final"]["loss"], rel=1e-6)
-    assert run.result["final"]["loss"] != task.evaluate(load_model(source))["loss"]
+    assert run.result["final"]["loss"] != task.evaluate(source.model())["loss"]
 
 
-def test_what_cannot_be_adapted_is_said(source: RunFolder, other_text: Path) -> None:
+def test_what_cannot_be_adapted_is_said(source: Run, other_text: Path) -> None:
     with pytest.raises(CoupledQKError, match="trains the dynamics, but the model has none"):
         Adapting.open(adapt(source, other_text, "coupling"))
     with pytest.raises(CoupledQKError, match=r"tokenizer='bpe:300', but .* reads bytes: set tokenizer=bytes"):

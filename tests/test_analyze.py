@@ -15,8 +15,8 @@ from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from coupledqk.runs.training import train_run
-from coupledqk.tasks.models import load_model
 
 TINY = {
     "tokenizer": "bytes", "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 32, "seq_len": 16, "batch_size": 4,
@@ -63,7 +63,7 @@ def test_the_rank_table_is_the_mean_over_maps_by_an_independent_route(
 ) -> None:
     found = analyze(shelf, "standard", batches=4)
     tokens = prepare(RunFolder.open(shelf / "standard").config.task).valid
-    model, per_layer = load_model(RunFolder.open(shelf / "standard"), "final", "cpu"), [[], []]
+    model, per_layer = Run.open(shelf / "standard").model("final", "cpu"), [[], []]
     n_windows = len(tokens) // 16
     for i in range(4):
         start = i * n_windows // 4 * 16

@@ -15,9 +15,9 @@ from coupledqk.config import AdaptConfig
 from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
 from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
-from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from coupledqk.runs.training import train_run
-from coupledqk.tasks.models import load_model, new_model, run_tokenizer
+from coupledqk.tasks.models import new_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,9 +47,7 @@ def _quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def trained(
-    folder: Path, variant: str = "hamiltonian", tokenizer: str = "bytes", steps: int = 4, **settings
-) -> RunFolder:
+def trained(folder: Path, variant: str = "hamiltonian", tokenizer: str = "bytes", steps: int = 4, **settings) -> Run:
     (folder / "text.txt").write_text(TEXT)
     given = {**TINY, "corpus": str(folder / "text.txt"), "tokenizer": tokenizer, "steps": steps, **settings}
     config = recipe("nano", variant, **given)
@@ -57,7 +55,7 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     """A run and its export; tests leave both as they are."""
     folder = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +102,7 @@ def test_an_adapted_run_is_exported_with_its_low_rank_updates_merged(exported, t
     export_run(run, tmp_path / "model")
     tokens = torch.arange(48).view(3, 16)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    torch.testing.assert_close(theirs(tokens).logits, load_model(run)(tokens))
+    torch.testing.assert_close(theirs(tokens).logits, run.model()(tokens))
     card = (tmp_path / "model" / "README.md").read_text()
     assert str(tmp_path) not in card
     assert str(source.path) not in card
@@ -119,11 +117,11 @@ def test_logits_are_the_runs(variant, settings, tmp_path: Path, monkeypatch: pyt
     run = trained(tmp_path, variant, steps=1, eval_every=1, **settings)
     export_run(run, tmp_path / "model")
     tokens = torch.arange(48).view(3, 16)
-    expected = load_model(run)(tokens)
+    expected = run.model()(tokens)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     torch.testing.assert_close(theirs(tokens).logits, expected)
-    back = load_model(import_run(tmp_path / "model", tmp_path / "back"))
-    for name, tensor in load_model(run).state_dict().items():
+    back = import_run(tmp_path / "model", tmp_path / "back").model()
+    for name, tensor in run.model().state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
@@ -157,8 +155,8 @@ def test_what_trainer_saves_can_be_imported_and_claims_no_results(exported, tmp_
         back = import_run(tmp_path / name, tmp_path / f"run-{name}")
         assert not back.result
         assert not back.metrics("valid")
-        assert run_tokenizer(back).to_json() == run_tokenizer(run).to_json()
-        assert torch.equal(load_model(back).embed.weight, model.model.embed.weight)
+        assert back.tokenizer().to_json() == run.tokenizer().to_json()
+        assert torch.equal(back.model().embed.weight, model.model.embed.weight)
     assert back.config == run.config
 
 
@@ -171,7 +169,7 @@ def test_an_imported_run_evaluates_generates_and_starts_others(exported, tmp_pat
     main(["generate", str(back.path), "--prompt", "3 sq", "--tokens", "3", "--device", "cpu"])
     assert capsys.readouterr().out.startswith("3 sq")
     model = new_model(recipe("nano", "hamiltonian", **TINY, tokenizer="bpe:280", init_from=str(back.path)))
-    assert torch.equal(model.embed.weight, load_model(run).embed.weight)
+    assert torch.equal(model.embed.weight, run.model().embed.weight)
 
 
 def test_the_commands_say_what_they_made(exported, tmp_path: Path, capsys) -> None:
@@ -183,7 +181,7 @@ def test_the_commands_say_what_they_made(exported, tmp_path: Path, capsys) -> No
     Import(tmp_path / "model", tmp_path / "run").run()
     assert "imported with its results" in capsys.readouterr().out
     assert files(tmp_path / "model") == files(folder)
-    assert RunFolder.open(tmp_path / "run").status == "finished"
+    assert Run.open(tmp_path / "run").status == "finished"
 
 
 def test_a_diffllama_with_our_tokenizer_becomes_a_run(tmp_path: Path) -> None:
@@ -195,7 +193,7 @@ def test_a_diffllama_with_our_tokenizer_becomes_a_run(tmp_path: Path) -> None:
     back = import_run(tmp_path / "model", tmp_path / "run")
     assert back.config.model == ours.config
     tokens = torch.arange(20).view(2, 10)
-    torch.testing.assert_close(load_model(back)(tokens), ours(tokens))
+    torch.testing.assert_close(back.model()(tokens), ours(tokens))
 
 
 # tokenizers
@@ -270,5 +268,5 @@ def test_nothing_is_overwritten_and_nothing_half_trained_leaves(exported, tmp_pa
     shutil.copytree(run.path, unfinished)
     (unfinished / "result.json").unlink()
     with pytest.raises(CoupledQKError, match="not finished"):
-        export_run(RunFolder.open(unfinished), tmp_path / "out")
+        export_run(Run.open(unfinished), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -18,11 +18,11 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.loss import IGNORED
 from coupledqk.recipes import RECIPES, glue_recipe, recipe
 from coupledqk.report.runs_page import write_page
-from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from coupledqk.schema import change
 from coupledqk.tasks.accuracy import score
 from coupledqk.tasks.glue import Classifier, SentenceClassification, encode, join
-from coupledqk.tasks.models import load_model, new_model
+from coupledqk.tasks.models import new_model
 from coupledqk.tasks.mqar import AssociativeRecall
 from coupledqk.training.checkpoints import read_weights
 from small_runs import TINY_TASK, assert_resumes_to_the_same_bits, newest, run_to
@@ -136,7 +136,7 @@ def test_the_command_compares_attentions_over_seeds_and_learning_rates(tmp_path:
     assert [row["label"] for row in found["rows"]] == labels
     assert all(list(row["seeds"]) == ["0", "1"] for row in found["rows"])
     assert [verdict["claim"]["baseline"] for verdict in found["verdicts"]] == labels[:2]
-    steps = {RunFolder(path.parent).config.train.steps for path in tmp_path.rglob("config.toml")}
+    steps = {Run(path.parent).config.train.steps for path in tmp_path.rglob("config.toml")}
     assert steps == {3}
     main([*command, "--out", str(tmp_path)])  # finished runs are not trained again
     said = capsys.readouterr()
@@ -170,7 +170,7 @@ def glue(tmp_path: Path) -> Path:
     return folder
 
 
-def classify(source: RunFolder, glue: Path, **settings) -> RunConfig:
+def classify(source: Run, glue: Path, **settings) -> RunConfig:
     own = {"data_dir": str(glue), "batch_size": 8, "lr": 1e-2, "log_every": 1, "save_every": 7}
     return glue_recipe(source.config, str(source.path), "sst2", 60, **{**own, **settings})
 
@@ -237,16 +237,16 @@ def test_what_follows_the_last_token_changes_no_logit(glue: Path) -> None:
     assert (classifier(changed, lengths) != together).any(1).all()
 
 
-def test_classification_learns_and_is_measured_on_dev(source: RunFolder, glue: Path, tmp_path: Path) -> None:
+def test_classification_learns_and_is_measured_on_dev(source: Run, glue: Path, tmp_path: Path) -> None:
     run = run_to(classify(source, glue, steps=60, warmup=2), tmp_path / "run")
     assert run.result["final"]["accuracy"] == 1.0
     assert run.result["definition"].startswith("the share of the 20 dev examples")
     assert "head.weight" in read_weights(newest(run))
     with pytest.raises(CoupledQKError, match="has been trained to classify sentences"):
-        load_model(run)
+        run.model()
 
 
-def test_classification_batches_are_a_function_of_seed_and_step(source: RunFolder, glue: Path) -> None:
+def test_classification_batches_are_a_function_of_seed_and_step(source: Run, glue: Path) -> None:
     task, other = (SentenceClassification.open(classify(source, glue, seed=seed)) for seed in (0, 1))
     later = task.batch(9)
     assert all(map(torch.equal, task.batch(2), SentenceClassification.open(classify(source, glue)).batch(2)))
@@ -259,21 +259,21 @@ def test_classification_batches_are_a_function_of_seed_and_step(source: RunFolde
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_classification_resumes_to_the_same_bits(source: RunFolder, glue: Path, tmp_path: Path) -> None:
+def test_classification_resumes_to_the_same_bits(source: Run, glue: Path, tmp_path: Path) -> None:
     assert_resumes_to_the_same_bits(classify(source, glue, steps=20, warmup=2), tmp_path)
 
 
-def test_the_command_fine_tunes_runs(source: RunFolder, glue: Path, tmp_path: Path, capsys) -> None:
+def test_the_command_fine_tunes_runs(source: Run, glue: Path, tmp_path: Path, capsys) -> None:
     command = ["glue", str(source.path), "--data-dir", str(glue), "--epochs", "1", "--max-examples", "40"]
     main([*command, "--lr", "1e-2", "--out", str(tmp_path / "tuned")])
     said = capsys.readouterr().out
     assert re.search(r"standard +[01]\.\d{4} +1", said)
-    (run,) = (RunFolder(path.parent) for path in (tmp_path / "tuned").rglob("config.toml"))
+    (run,) = (Run(path.parent) for path in (tmp_path / "tuned").rglob("config.toml"))
     assert (run.config.seed, run.config.train.steps, run.config.train.warmup) == (0, 2, 0)
     assert run.info["corpus"]["examples"] == {"train": 40, "dev": 20}
 
 
-def test_where_things_lie_does_not_change_what_a_run_is(source: RunFolder, glue: Path) -> None:
+def test_where_things_lie_does_not_change_what_a_run_is(source: Run, glue: Path) -> None:
     here = classify(source, glue)
     there = change(here, {"data_dir": "/elsewhere", "init_from": f"/elsewhere/{source.path.name}"})
     assert identity(here) == identity(there)

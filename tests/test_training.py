@@ -15,9 +15,10 @@ from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError, DivergedError
 from coupledqk.recipes import RECIPES, recipe
 from coupledqk.run_folder import RunFolder
+from coupledqk.runs import Run
 from coupledqk.runs.training import train_run
 from coupledqk.tasks.lm import language_metrics
-from coupledqk.tasks.models import load_model, new_model
+from coupledqk.tasks.models import new_model
 from coupledqk.training.checkpoints import Checkpoints, damage
 from coupledqk.training.events import Evaluation, Event, Step
 from coupledqk.training.logs import tensorboard
@@ -86,7 +87,7 @@ def test_weight_decay_is_on_all_matrices_and_on_nothing_else(text: Path, variant
 
 def test_perplexity_is_what_its_definition_says(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text), tmp_path / "run")
-    model, valid = load_model(run, "final"), prepare(run.config.task).valid.astype(int).tolist()
+    model, valid = run.model("final"), prepare(run.config.task).valid.astype(int).tolist()
     losses = []
     for start in range(0, len(valid) - 1, 16):
         window = torch.tensor(valid[start : start + 17])
@@ -118,9 +119,8 @@ def test_the_best_weights_are_kept_beside_the_final_ones(text: Path, tmp_path: P
     assert best["step"] < final["step"]
     corpus = prepare(run.config.task)
     for which, record in (("best", best), ("final", final)):
-        measured = language_metrics(
-            load_model(run, which), valid_batches(corpus.valid, 16, 4), corpus.info.splits["valid"].bytes
-        )
+        batches = valid_batches(corpus.valid, 16, 4)
+        measured = language_metrics(run.model(which), batches, corpus.info.splits["valid"].bytes)
         assert measured["loss"] == pytest.approx(record["loss"], rel=1e-6)
     assert len(list((run.path / "checkpoints").iterdir())) == 2
 
@@ -162,7 +162,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
     assert found
     assert damage(Path(found[1])) is None
     # from there the loss is still that of a model, not of a wreck
-    model = load_model(RunFolder(tmp_path / "run"), Path(found[1]), "cpu")
+    model = Run(tmp_path / "run").model(Path(found[1]), "cpu")
     corpus = prepare(tiny(text).task)
     assert language_metrics(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
 
@@ -175,7 +175,7 @@ def test_a_gated_coupled_run_starts_exactly_where_a_standard_one_ended(text: Pat
     config = tiny(text, "euler", gate=True, init_from=str(source.path))
     tokens = torch.arange(32)[None] % 16
     tokens = tokens[:, :16]
-    assert torch.equal(new_model(config)(tokens), load_model(source)(tokens))
+    assert torch.equal(new_model(config)(tokens), source.model()(tokens))
     resumed = run_to(config, tmp_path / "coupled")
     assert resumed.result["best"]["loss"] < source.result["best"]["loss"] + 0.1
     with pytest.raises(CoupledQKError, match="set gate=true"):

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .layers import KVCache
     from .model import TransformerLM
     from .plugins import load_plugin
+    from .recipes import recipe
     from .rope import rope_at
+    from .runs import Run, train
     from .scoring import register_scoring
     from .values import FirstValues
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, register_variant, variant
@@ -32,6 +34,7 @@ _HOME = {
     "ModelConfig": "config",
     "PAPER_VARIANTS": "variants",
     "PRESETS": "variants",
+    "Run": "runs",
     "ScoringConfig": "config",
     "TransformerLM": "model",
     "VARIANTS": "variants",
@@ -40,12 +43,14 @@ _HOME = {
     "load_coupling": "hf",
     "load_plugin": "plugins",
     "preset": "variants",
+    "recipe": "recipes",
     "register_dynamics": "dynamics",
     "register_scoring": "scoring",
     "register_variant": "variants",
     "rope_at": "rope",
     "run_experiment": "lab.laboratory",
     "save_coupling": "hf",
+    "train": "runs",
     "uncouple": "hf",
     "variant": "variants",
 }
@@ -62,6 +67,7 @@ __all__ = [
     "KVCache",
     "Method",
     "ModelConfig",
+    "Run",
     "ScoringConfig",
     "TransformerLM",
     "couple",
@@ -69,12 +75,14 @@ __all__ = [
     "load_coupling",
     "load_plugin",
     "preset",
+    "recipe",
     "register_dynamics",
     "register_scoring",
     "register_variant",
     "rope_at",
     "run_experiment",
     "save_coupling",
+    "train",
     "uncouple",
     "variant",
 ]

@@ -47,8 +47,9 @@ def _blockwise(
     weight_grad = torch.zeros_like(weight) if needs_gradients else weight.new_empty(0)
     low_weight = weight.to(dtype)
     n_rows = min(len(x), max(1, BLOCK // len(weight)))
-    # one buffer for all blocks: memory fresh from the system costs as much as a pass over it
+    # two buffers for all blocks: memory fresh from the system costs as much as a pass over it
     buffer = x.new_empty(n_rows, len(weight), dtype=dtype)
+    softmax_buffer = x.new_empty(n_rows, len(weight), dtype=sum_dtype)
     for start in range(0, len(x), n_rows):
         rows = x[start : start + n_rows].to(dtype)
         target = targets[start : start + n_rows, None]
@@ -56,7 +57,7 @@ def _blockwise(
         logits = torch.mm(rows, low_weight.T, out=buffer[: len(rows)]).to(sum_dtype)
         wanted = logits.gather(1, target.clamp(min=0))
         top, where = logits.max(1, keepdim=True)
-        probabilities = torch.softmax(logits, 1, out=logits)
+        probabilities = torch.softmax(logits, 1, out=softmax_buffer[: len(rows)])
         log_sum = top - probabilities.gather(1, where).log()
         total += (log_sum - wanted).masked_fill(~counts, 0).sum()
         if needs_gradients:

@@ -1,10 +1,12 @@
 """Where a number comes from: commit, versions, machine. Torch-free."""
 
+import datetime
 import importlib.metadata
 import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from . import __version__
 
@@ -13,10 +15,18 @@ def commit() -> str | None:
     """The commit of the source tree, with "+changes" if files differ from it; None for an installed package."""
     here = Path(__file__).parent
     try:
+        # an installed package may lie in a virtual environment inside another project's repository
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(here, "rev-parse", "HEAD")
         return head + ("+changes" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def origin() -> dict[str, Any]:
+    """When, from which source, with which versions and on which machine a run is started."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"started": now, "commit": commit(), "versions": versions(), "machine": machine()}
 
 
 def versions() -> dict[str, str]:
@@ -26,7 +36,7 @@ def versions() -> dict[str, str]:
 def machine() -> str:
     """One line: processor, cores, memory, system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+    return f"{_processor()}, {available_cores()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
 def available_cores() -> int:

@@ -1,7 +1,7 @@
 """A run is a folder. Torch-free, so that reports can read runs without it.
 
 config.toml      the complete configuration
-info.json        what else decides or explains the numbers: corpus and its hash, commit, versions, machine
+info.json        what else decides or explains the numbers: corpus and its hash; commit, versions and machine of each start
 metrics.jsonl    deterministic values, a line per record ("train" or "valid")
 timing.jsonl     wall-clock values
 result.json      best and final validation, written when the run is finished; of a language model also n-gram baselines on the
@@ -12,14 +12,14 @@ checkpoints/     step-0001000/ ... and best-0001000/
 
 import contextlib
 import dataclasses
-import fcntl
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal, Self
+
+from filelock import FileLock, Timeout, lock_descriptor
 
 from .config import DataConfig, GLUEConfig, RunConfig, identity
 from .errors import CoupledQKError
@@ -60,7 +60,11 @@ class RunFolder:
 
     @property
     def info(self) -> dict[str, Any]:
-        return self._json("info.json")
+        """Empty until the run is started. "starts" has an entry for the first start and for each resume."""
+        info = self._json("info.json")
+        if info and "starts" not in info:  # written before every start was kept
+            info["starts"] = [{key: info.pop(key, None) for key in ("started", "commit", "versions", "machine")}]
+        return info
 
     @property
     def result(self) -> dict[str, Any]:
@@ -70,8 +74,10 @@ class RunFolder:
     def write_json(self, name: Literal["info.json", "result.json"], data: dict[str, Any]) -> None:
         write_atomic(self.path / name, json.dumps(data, indent=2) + "\n")
 
-    def metrics(self, kind: Literal["train", "valid"]) -> list[dict[str, Any]]:
-        return [record for record in read_jsonl(self.path / "metrics.jsonl") if record["kind"] == kind]
+    def metrics(self, kind: Literal["train", "valid"] | None = None) -> list[dict[str, Any]]:
+        """The logged values of training, of validation, or of both in the order in which they were logged."""
+        records = read_jsonl(self.path / "metrics.jsonl")
+        return [record for record in records if kind is None or record["kind"] == kind]
 
     def timings(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.path / "timing.jsonl"))
@@ -80,22 +86,26 @@ class RunFolder:
     def status(self) -> Literal["finished", "running", "interrupted"]:
         if self.result:
             return "finished"
-        if not (self.path / "lock").is_file():
+        if not self._lock_path.is_file():
             return "interrupted"
-        with (self.path / "lock").open() as file:
-            return "interrupted" if _locked(file) else "running"
+        with self._lock_path.open() as file:  # for reading, since the run may be another user's
+            return "interrupted" if lock_descriptor(file.fileno(), blocking=False) else "running"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process at a time writes to a run. The lock goes with the process, however it ends."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
-            # looking at `status` takes the lock for an instant, which is no reason to refuse
-            if not any(_locked(file) or time.sleep(0.05) for _ in range(10)):
-                raise CoupledQKError(
-                    f"another process is training into {self.path}: wait for it, or choose another --out"
-                )
+        lock = FileLock(self._lock_path)
+        try:
+            lock.acquire(timeout=0.5)  # whoever reads `status` holds it for an instant
+        except Timeout:
+            raise CoupledQKError(
+                f"another process is training into {self.path}: wait for it, or choose another --out"
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     def cut_logs(self, step: int) -> None:
         """Forgets what was logged after `step`: it will be computed again."""
@@ -122,6 +132,10 @@ class RunFolder:
             f"{self.path} holds another run; different are {', '.join(changed)}: choose another --out, or the same settings"
         )
 
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / "lock"
+
     def _json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
@@ -130,15 +144,6 @@ class RunFolder:
             raise CoupledQKError(
                 f"{path} is damaged ({error}): move it away; resuming the run writes it again"
             ) from None
-
-
-def _locked(file: IO[str]) -> bool:
-    """Takes the lock until the file is closed, unless another process has it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder, variant_name
+from ..runs import Run
 from .paired import CONFIDENCE, differences
 from .surveys import MEASURES, Survey
 
@@ -17,7 +18,7 @@ class Surveyed:
     """A checkpoint of a run with its surveys by length of the context."""
 
     name: str
-    run: RunFolder
+    run: Run
     step: int
     surveys: dict[int, Survey]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config import text_of
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
 from ..statistics import scipy_special
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..data import TokenizedCorpus
     from ..model import TransformerLM
+    from ..runs import Run
     from .findings import Surveyed
 
 Tracked = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -61,8 +61,9 @@ class Analysis:
         }
         return Analyzed(self, surveyed, text, tokens)
 
-    def open_runs(self) -> dict[str, RunFolder]:
+    def open_runs(self) -> dict[str, Run]:
         """The runs by name, after checking what can be checked before anything is computed."""
+        from ..runs import Run
         from .findings import names
 
         if not self.run_folders:
@@ -72,7 +73,7 @@ class Analysis:
                 f"--batches {self.batches} --length {' '.join(map(str, self.length))}: expected at least 1 sequence of at "
                 "least 2 tokens"
             )
-        runs = [RunFolder.open(folder) for folder in self.run_folders]
+        runs = [Run.open(folder) for folder in self.run_folders]
         for run in runs:
             checkpoints(run, self.checkpoint)
         depths = {run.config.model.n_layers for run in runs}
@@ -83,20 +84,14 @@ class Analysis:
             )
         return dict(zip(names(runs), runs, strict=True))
 
-    def models(self, run: RunFolder) -> Iterator[tuple[int, TransformerLM]]:
+    def models(self, run: Run) -> Iterator[tuple[int, TransformerLM]]:
         """The step and the model of each checkpoint, oldest first."""
-        from ..tasks.models import load_model
-
         for step, folder in sorted(checkpoints(run, self.checkpoint).items()):
-            yield step, load_model(run, folder, self.device)
+            yield step, run.model(folder, self.device)
 
-    def _open_text(self, runs: dict[str, RunFolder]) -> tuple[TokenizedCorpus, list[int]]:
+    def _open_text(self, runs: dict[str, Run]) -> tuple[TokenizedCorpus, list[int]]:
         """The text for all runs, and the context lengths to measure."""
-        from ..data.shards import prepare
-        from ..tasks.models import run_tokenizer
-        from ..terminal import tokenizing
-
-        tokenizers = {name: run_tokenizer(run) for name, run in runs.items()}
+        tokenizers = {name: run.tokenizer() for name, run in runs.items()}
         first, *others = tokenizers
         for other in others:
             if tokenizers[other].to_json() != tokenizers[first].to_json():
@@ -104,17 +99,11 @@ class Analysis:
                     f"{first} and {other} have different tokenizers, so they cannot read the same tokens: analyze them "
                     "separately"
                 )
-        data = text_of(runs[first].config)
-        if self.corpus is not None:
-            data = replace(data, corpus=self.corpus, max_tokens=None, max_valid_tokens=None)
-        if self.data_dir is not None:
-            data = replace(data, data_dir=str(self.data_dir))
-        with tokenizing() as on_bytes:
-            corpus = prepare(data, on_bytes, tokenizer=tokenizers[first])
+        corpus = runs[first].corpus(self.corpus, self.data_dir)
         return corpus, sorted(self.length) or [min(run.config.train.seq_len for run in runs.values())]
 
     def _survey(
-        self, runs: dict[str, RunFolder], tokens: Any, lengths: Sequence[int], tracked: Tracked
+        self, runs: dict[str, Run], tokens: Any, lengths: Sequence[int], tracked: Tracked
     ) -> Iterator[Surveyed]:
         from .findings import Surveyed
         from .surveys import survey, windows

@@ -35,8 +35,7 @@ class Data:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from ..data.shards import cache_folder, prepare
-        from ..terminal import tokenizing
+        from ..data.shards import cache_folder, open_text
 
         config = DataConfig(
             corpus=self.corpus,
@@ -44,9 +43,7 @@ class Data:
             data_dir=None if self.data_dir is None else str(self.data_dir),
             encoding_errors=self.encoding_errors,
         )
-        with tokenizing() as on_bytes:
-            corpus = prepare(config, on_bytes)
-        info = corpus.info
+        info = open_text(config).info
         if self.json:
             print(json.dumps({**dataclasses.asdict(info), "hash": info.hash}, indent=2))
             return

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from ..recipes import recipe
 from ..report.runs_page import Sample, write_page
-from ..run_folder import RunFolder
 from .output import results_table
-from .train import train_one
+from .train import train_or_exit
 
 VARIANTS = ("standard", "euler", "diff")
 PROMPT = "def read_lines(path):\n"
@@ -45,9 +44,10 @@ class Demo:
                 lr=1e-3,  # half of the recipe's, for half of its batch: at the full rate a variant may diverge
                 eval_every=max(1, self.steps // 5),
             )
-            runs.append(train_one(config, self.out / name, label=f"{name:<8}"))
+            runs.append(train_or_exit(config, self.out / name))
         print(f"\n{results_table(runs)}")
-        samples = [continuation(run) for run in runs]
+        sampling = {"max_tokens": 80, "temperature": 0.7, "top_p": 0.9, "seed": 0, "device": "cpu"}
+        samples = [Sample(run.path.name, PROMPT, "".join(run.generate(PROMPT, **sampling))) for run in runs]
         for sample in samples:
             print(f"\n── {sample.run} continues {PROMPT.strip()!r} ──\n{sample.prompt}{sample.text}")
         page = self.out / "report.html"
@@ -60,17 +60,3 @@ ABOUT = (
     "Three small transformers that differ only in their attention, trained on the sources of Python's standard library with "
     "the same seed, the same initial weights and the same order of data."
 )
-
-
-def continuation(run: RunFolder) -> Sample:
-    import torch
-
-    from ..tasks.models import load_model, run_tokenizer
-
-    model, tokenizer = load_model(run, device="cpu"), run_tokenizer(run)
-    prompt = tokenizer.encode(PROMPT)
-    tokens = model.generate(
-        torch.tensor([prompt]), 80, temperature=0.7, top_p=0.9, seed=0, stop_token=tokenizer.end_of_text
-    )
-    new = [token for token in tokens[0, len(prompt) :].tolist() if token != tokenizer.end_of_text]
-    return Sample(run.path.name, PROMPT, tokenizer.decode(new))

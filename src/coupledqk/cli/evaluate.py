@@ -1,13 +1,11 @@
 """coupledqk eval"""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..config import text_of
-from ..run_folder import RunFolder
-from .output import table
+from ..terminal import table, wrapped
 from .plugin import WithPlugin
 
 
@@ -23,41 +21,28 @@ class Eval(WithPlugin):
     """
 
     run_folder: Path
-    """The run."""
+    """Run folder."""
     corpus: str | None = None
-    """Another corpus: a name, a file or a folder. It is read with the run's own tokenizer."""
+    """Corpus to evaluate on, by name, file or folder; the run's own unless given. It is read with the run's tokenizer."""
     data_dir: Path | None = None
-    """Where a local copy of a named corpus lies."""
+    """Folder with a local copy of a named corpus."""
     split: Literal["valid", "test", "train"] = "valid"
+    """Split of the corpus to evaluate on."""
     checkpoint: Literal["best", "final"] = "best"
+    """Weights to evaluate: those with the lowest validation loss, or the final ones."""
     device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1 ..."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from ..data.batches import valid_batches
-        from ..data.shards import prepare
-        from ..tasks.lm import language_metrics, perplexity_definition
-        from ..tasks.models import load_model, run_tokenizer
-        from ..terminal import tokenizing
+        from ..runs import Run
 
-        run = RunFolder.open(self.run_folder)
-        model = load_model(run, self.checkpoint, self.device)
-        data = text_of(run.config)
-        if self.corpus is not None:
-            data = replace(data, corpus=self.corpus, max_tokens=None, max_valid_tokens=None)
-        if self.data_dir is not None:
-            data = replace(data, data_dir=str(self.data_dir))
-        with tokenizing() as on_bytes:
-            corpus = prepare(data, on_bytes, tokenizer=run_tokenizer(run))
-        seq_len = run.config.train.seq_len
-        batches = valid_batches(getattr(corpus, self.split), seq_len, batch_size=8)
-        measures = language_metrics(model, batches, corpus.info.splits[self.split].bytes)
-        definition = perplexity_definition(self.split, seq_len, data)
+        run = Run.open(self.run_folder)
+        found = run.evaluate(self.split, self.corpus, self.data_dir, self.checkpoint, self.device)
         if self.json:
-            about = {"run": str(run.path), "corpus": data.corpus, "split": self.split, "hash": corpus.info.hash}
-            print(json.dumps({**about, **measures, "perplexity_definition": definition}, indent=2))
+            print(json.dumps(found, indent=2))
             return
-        row = [data.corpus, self.split, f"{measures['perplexity']:.3f}", f"{measures['bits_per_byte']:.4f}"]
+        row = [found["corpus"], found["split"], f"{found['perplexity']:.3f}", f"{found['bits_per_byte']:.4f}"]
         print(table(["corpus", "split", "perplexity", "bits per byte"], [row]))
-        print(f"\nPerplexity: {definition}.\nCorpus hash: {corpus.info.hash}")
+        print(wrapped(f"\nPerplexity: {found['perplexity_definition']}.\nCorpus hash: {found['hash']}"))

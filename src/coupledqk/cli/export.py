@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..run_folder import RunFolder
 from .plugin import WithPlugin
 
 
@@ -26,8 +25,9 @@ class Export(WithPlugin):
     def run(self) -> None:
         from ..hf.export import export_run
         from ..hf.versions import quiet
+        from ..runs import Run
 
-        run = RunFolder.open(self.run_folder)
+        run = Run.open(self.run_folder)
         with quiet():
             export_run(run, self.folder)
         best = run.result["best"]

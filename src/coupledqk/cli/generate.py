@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import CoupledQKError
-from ..run_folder import RunFolder
 from .plugin import WithPlugin
 
 
@@ -22,45 +20,33 @@ class Generate(WithPlugin):
     """
 
     run_folder: Path
-    """The run."""
+    """Run folder."""
     prompt: str = "\n"
-    """The text to continue; - reads it from standard input."""
+    """Text to continue; - reads it from standard input."""
     tokens: int = 100
-    """How many tokens to add at most; an end-of-text token ends it sooner."""
+    """Number of tokens to add; an end-of-text token ends the text earlier."""
     temperature: float = 0.8
-    """0 takes the likeliest token each time."""
+    """Sampling temperature; 0 takes the most likely token each time."""
     top_k: int | None = None
-    """Sample among the k likeliest tokens only."""
+    """Sample among the k most likely tokens only."""
     top_p: float | None = None
     """Sample among the smallest set of tokens with this probability."""
     seed: int | None = None
-    """The same seed gives the same text."""
+    """Seed of the sampling; the same seed gives the same text."""
     checkpoint: Literal["best", "final"] = "best"
+    """Weights to sample from: those with the lowest validation loss, or the final ones."""
     device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1 ..."""
 
     def run(self) -> None:
-        import torch
+        from ..runs import Run
 
-        from ..tasks.models import load_model, run_tokenizer
-
-        run = RunFolder.open(self.run_folder)
-        model, tokenizer = load_model(run, self.checkpoint, self.device), run_tokenizer(run)
-        text = sys.stdin.read() if self.prompt == "-" else self.prompt
-        ids = tokenizer.encode(text)
-        if not ids:
-            raise CoupledQKError("the prompt is empty: give at least one character, such as --prompt 'def '")
-        prompt = torch.tensor([ids], device=next(model.parameters()).device)
-        print(text, end="", flush=True)
-        new = model.stream(
-            prompt,
-            self.tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop_token=tokenizer.end_of_text,
+        prompt = sys.stdin.read() if self.prompt == "-" else self.prompt
+        pieces = Run.open(self.run_folder).generate(
+            prompt, self.tokens, self.temperature, self.top_k, self.top_p, self.seed, self.checkpoint, self.device
         )
-        ids = (int(token) for token in new)
-        for piece in tokenizer.decode_stream(token for token in ids if token != tokenizer.end_of_text):
+        first = next(pieces, "")  # whatever is wrong with the run or the prompt is said before the prompt is repeated
+        print(prompt, end=first, flush=True)
+        for piece in pieces:
             print(piece, end="", flush=True)
         print()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..run_folder import RunFolder
-from ..terminal import stop_on_signals, table
+from ..terminal import stop_on_signals, table, wrapped
 
 if TYPE_CHECKING:
     from ..lab.cells import Plan
@@ -84,4 +84,5 @@ def results_table(runs: Sequence[RunFolder]) -> str:
         )
     beside = [companion.name for companion in measure.companions]
     head = ["attention", "seed", f"{measure.name}: best", "final", *beside, "parameters", "tokens/s"]
-    return f"{table(head, rows)}\n\n{measure.name.capitalize()}: {runs[0].result['definition']}."
+    definition = f"{measure.name.capitalize()}: {runs[0].result['definition']}."
+    return f"{table(head, rows)}\n\n{wrapped(definition)}"

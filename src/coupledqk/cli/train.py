@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
@@ -10,6 +11,9 @@ from ..run_folder import RunFolder, default_name
 from ..schema import change, to_toml
 from .output import results_table
 from .settings import WithSettings, parse_settings, settings_help
+
+if TYPE_CHECKING:
+    from ..runs import Run
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,15 @@ class Train(WithSettings):
     """
 
     out: Path | None = None
-    """The run folder; runs/NAME unless given."""
+    """Run folder; runs/NAME unless given."""
     resume: Path | None = None
-    """Go on with this run; only runtime settings may be given besides."""
+    """Run folder to resume from its last checkpoint; only runtime settings may be given with it."""
     tensorboard: bool = False
-    """Log to RUN/tensorboard too."""
+    """Also log to RUN/tensorboard."""
     wandb: bool = False
-    """Log to Weights & Biases too."""
+    """Also log to Weights & Biases."""
     dry_run: bool = False
-    """Print the complete configuration and stop."""
+    """Print the complete configuration and exit."""
 
     def run(self, flags: list[str]) -> None:
         if self.resume is not None:
@@ -53,7 +57,7 @@ class Train(WithSettings):
         if self.dry_run:
             print(to_toml(config), end="")
             return
-        run = train_one(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
+        run = train_or_exit(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
         hint = f": try `coupledqk generate {run.path} --prompt 'def '`" if isinstance(config.task, DataConfig) else ""
         print(f"{results_table([run])}\n\n{run.path}{hint}")
 
@@ -61,24 +65,14 @@ class Train(WithSettings):
 Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"
 
 
-def train_one(
-    config: RunConfig, out: Path, tensorboard: bool = False, wandb: bool = False, label: str | None = None
-) -> RunFolder:
-    """Trains with progress on the terminal; a run stopped on request ends the program and says how to go on."""
-    from ..runs.progress import training_progress
-    from ..runs.training import train_run
-    from ..terminal import stop_on_signals, tokenizing
-    from ..training import logs
-    from ..training.events import Consumer
+def train_or_exit(config: RunConfig, out: Path, **options: bool) -> "Run":
+    """Trains with progress on the terminal. If it is interrupted, the program ends and says how to resume the run."""
+    from ..runs import train
 
-    def consumers(run: RunFolder) -> list[Consumer]:
-        others = [*([logs.tensorboard(run.path)] if tensorboard else []), *([logs.wandb(run)] if wandb else [])]
-        return [training_progress(label or out.name, config), *others]
-
-    with stop_on_signals() as stop:
-        run = train_run(config, out, consumers, stop, tokenizing)
-    if not run.result:
+    try:
+        return train(config, out, **options)
+    except KeyboardInterrupt:
         plugin = f" --plugin {config.plugin.path}" if config.plugin else ""
-        print(f"stopped and saved; go on with\n\n    coupledqk train --resume {out}{plugin}", file=sys.stderr)
+        command = f"coupledqk train --resume {out}{plugin}"
+        print(f"stopped; resume from the last checkpoint with\n\n    {command}", file=sys.stderr)
         sys.exit(130)
-    return run

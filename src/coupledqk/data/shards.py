@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from ..config import DataConfig
 from ..errors import CoupledQKError
 from ..files import digest, sha256
+from ..terminal import tokenizing
 from .cache import cache_folder, cached, read_header, write_header
 from .corpora import Corpus, open_corpus
 from .splits import SPLITS, Stream
@@ -77,6 +78,12 @@ class TokenizedCorpus:
     info: CorpusInfo
     """Of a split of which only a part is used, the counts and `sample_sha256` are those of the part; `sha256` is that of the
     whole split."""
+
+
+def open_text(data: DataConfig, tokenizer: Tokenizer | None = None, progress: bool = True) -> TokenizedCorpus:
+    """As `prepare`, with a progress bar while the corpus is tokenized."""
+    with tokenizing() if progress else nullcontext() as on_bytes:
+        return prepare(data, on_bytes, tokenizer)
 
 
 def prepare(

@@ -37,7 +37,7 @@ from ..analysis import Tape, loss_effects, record
 from ..dynamics import Dynamics
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..run_folder import RunFolder, variant_name
+from ..run_folder import variant_name
 from .motion import UNITS, motion_numbers, plane_paths, states_of
 from .packing import pack, scaled_codes, weight_codes
 from .tour import find_stops
@@ -75,16 +75,16 @@ def open_readers(
     folders: Sequence[Path], checkpoint: Literal["best", "final"] = "best", device: str = "auto"
 ) -> list[Reader]:
     """Loads one run, or two to compare."""
-    from ..tasks.models import load_model, run_tokenizer
+    from ..runs import Run
 
     if not 1 <= len(folders) <= 2:
         raise CoupledQKError(f"{len(folders)} runs given: name one run folder, or two to compare them")
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    runs = [RunFolder.open(folder) for folder in folders]
+    runs = [Run.open(folder) for folder in folders]
     return [
-        Reader(name, variant_name(run.config), checkpoint, load_model(run, checkpoint, device), run_tokenizer(run))
+        Reader(name, variant_name(run.config), checkpoint, run.model(checkpoint, device), run.tokenizer())
         for name, run in zip(names, runs, strict=True)
     ]
 

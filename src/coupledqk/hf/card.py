@@ -70,8 +70,8 @@ def model_card(run: RunFolder, parameters: int) -> str:
         definition=run.result["definition"],
         seq_len=run.config.train.seq_len,
         config=to_toml(published(run)),
-        version=info["versions"]["coupledqk"],
-        commit=info["commit"] or "unknown",
+        version=info["starts"][-1]["versions"]["coupledqk"],
+        commit=info["starts"][-1]["commit"] or "unknown",
     )
 
 

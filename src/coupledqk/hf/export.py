@@ -18,10 +18,10 @@ from ..data.tokenizers import Tokenizer, from_json
 from ..errors import CoupledQKError
 from ..files import atomic_path, sha256, write_atomic
 from ..model import TransformerLM
-from ..run_folder import RunFolder
+from ..provenance import origin
+from ..runs import Run
 from ..runs.training import run_info
 from ..schema import change, from_dict, to_dict
-from ..tasks.models import load_model, run_tokenizer
 from ..training.checkpoints import Checkpoints
 from .card import model_card
 from .configuration import CoupledQKConfig
@@ -57,7 +57,7 @@ def from_transformers(model: PreTrainedModel) -> TransformerLM:
     return ours.eval()
 
 
-def export_run(run: RunFolder, folder: Path) -> None:
+def export_run(run: Run, folder: Path) -> None:
     """Writes a finished run's best model, whole or not at all."""
     seq_len = run.config.train.seq_len
     text_of(run.config)  # refuses a run without text
@@ -65,7 +65,7 @@ def export_run(run: RunFolder, folder: Path) -> None:
         raise CoupledQKError(f"{run.path} is not finished: train it first with `coupledqk train --resume {run.path}`")
     if folder.exists():
         raise CoupledQKError(f"{folder} exists already: choose another folder, or remove it first")
-    model, tokenizer = load_model(run, device="cpu"), run_tokenizer(run)
+    model, tokenizer = run.model(device="cpu"), run.tokenizer()
     end = tokenizer.end_of_text
     with atomic_path(folder) as temporary:
         to_transformers(model, bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(temporary)
@@ -82,7 +82,7 @@ def export_run(run: RunFolder, folder: Path) -> None:
         (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
 
-def import_run(folder: Path, path: Path) -> RunFolder:
+def import_run(folder: Path, path: Path) -> Run:
     """Makes a run folder of an export, or of any folder that `save_pretrained` wrote for one of our models or a DiffLlama.
 
     An export whose weights are as they were brings its results along; other weights have none yet.
@@ -96,7 +96,7 @@ def import_run(folder: Path, path: Path) -> RunFolder:
     config = from_dict(RunConfig, record["config"]) if record else _plain_config(model, tokenizer)
     best = record["result"]["best"] if unchanged else {"step": 0}
     with atomic_path(path) as temporary:
-        run = RunFolder(temporary)
+        run = Run(temporary)
         run.create(change(config, {"model.vocab_size": model.config.vocab_size}))
         write_atomic(temporary / "tokenizer.json", tokenizer.to_json())
         metrics = {name: value for name, value in best.items() if name not in ("kind", "step", "tokens")}
@@ -108,8 +108,9 @@ def import_run(folder: Path, path: Path) -> RunFolder:
         else:
             # no corpus has this hash, so training cannot go on from weights that come without a story
             unknown = {"corpus": f"unknown, imported from {folder.name}", "hash": None}
-            run.write_json("info.json", run_info(path.name, run.config, model, unknown))
-    return RunFolder(path)
+            info = run_info(path.name, run.config, model, unknown)
+            run.write_json("info.json", {**info, "starts": [origin()]})
+    return Run(path)
 
 
 def load_exported(folder: Path) -> TransformerLM:

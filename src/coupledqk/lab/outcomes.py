@@ -220,6 +220,7 @@ def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _origin(finished: Sequence[RunFolder]) -> Origin:
     if not finished:
         return Origin(provenance.commit(), provenance.machine(), provenance.versions(), {})
-    infos = sorted((run.info for run in finished), key=lambda info: info["started"])
+    infos = sorted((run.info for run in finished), key=lambda info: info["starts"][-1]["started"])
+    newest = infos[-1]["starts"][-1]
     corpora = {Path(info["corpus"]["corpus"]).name: info["corpus"]["hash"] for info in infos}
-    return Origin(infos[-1]["commit"], infos[-1]["machine"], infos[-1]["versions"], corpora)
+    return Origin(newest["commit"], newest["machine"], newest["versions"], corpora)

@@ -198,7 +198,10 @@ def _by_prompt(samples: Sequence[tuple[str, str, str]]) -> dict[str, list[tuple[
 def _origin(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """Where the numbers come from, without what the page says elsewhere."""
     said = {"variant", "parameters"} | ({"name"} if snapshot.info["name"] == name else set())
-    return flat({key: value for key, value in snapshot.info.items() if key not in said})
+    *earlier, latest = snapshot.info["starts"]
+    resumes = {"resumes": len(earlier)} if earlier else {}
+    info = {key: value for key, value in snapshot.info.items() if key not in (*said, "starts")}
+    return flat({**info, **latest, **resumes})
 
 
 def shared_and_different(tables: Sequence[Mapping[str, Any]]) -> Comparison:

@@ -1,1 +1,6 @@
 """Runs: training one into its folder, and opening a trained one."""
+
+from .run import Run
+from .training import train, train_run
+
+__all__ = ["Run", "train", "train_run"]

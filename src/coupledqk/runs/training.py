@@ -1,7 +1,6 @@
 """A run: a task trained into a folder, from wherever it was left."""
 
-import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,18 +11,21 @@ from torch import nn
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..provenance import commit, machine, versions
-from ..run_folder import RunFolder, variant_name
+from ..provenance import origin
+from ..run_folder import RunFolder, default_name, variant_name
 from ..tasks.adapt import Adapting
 from ..tasks.glue import SentenceClassification
 from ..tasks.lm import LanguageModelling
 from ..tasks.models import pick_device
 from ..tasks.mqar import AssociativeRecall
+from ..terminal import stop_on_signals, tokenizing
+from ..training import logs, loop
 from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
 from ..training.events import Consumer, Event, Finished
-from ..training.logs import RunLog
-from ..training.loop import Task, autocast, train
+from ..training.loop import Task, autocast
+from .progress import training_progress
+from .run import Run
 
 
 class RunTask(Task, Protocol):
@@ -54,19 +56,49 @@ TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
 """By the `kind` of a run's task."""
 
 
+def train(
+    config: RunConfig,
+    path: str | Path | None = None,
+    *,
+    progress: bool = True,
+    tensorboard: bool = False,
+    wandb: bool = False,
+) -> Run:
+    """Trains a run and returns it: `train(recipe("nano", "euler", steps=200), "runs/mine").result["best"]`.
+
+    The folder is runs/NAME unless given. An interrupted run resumes from its newest checkpoint; a finished one is returned as
+    it is. Ctrl-C lets the current step end, saves the run and then raises KeyboardInterrupt; the same call resumes it.
+    """
+    path = Path("runs") / default_name(config) if path is None else Path(path)
+
+    def consumers(run: Run) -> Iterator[Consumer]:
+        if progress:
+            yield training_progress(path.name, config)
+        if tensorboard:
+            yield logs.tensorboard(run.path)
+        if wandb:
+            yield logs.wandb(run)
+
+    with stop_on_signals() as stop:
+        run = train_run(config, path, consumers, stop, tokenizing if progress else nullcontext)
+    if not run.result:
+        raise KeyboardInterrupt
+    return run
+
+
 def train_run(
     config: RunConfig,
     path: Path,
-    consumers: Callable[[RunFolder], Iterable[Consumer]] = lambda run: (),
+    consumers: Callable[[Run], Iterable[Consumer]] = lambda run: (),
     stop: Callable[[], bool] = lambda: False,
     preparing: Callable[[], AbstractContextManager[OnBytes]] = nullcontext,
-) -> RunFolder:
+) -> Run:
     """Trains a run into a folder, from its newest checkpoint if there is one; a finished run is returned as it is.
 
     The run's own logs are always written; `consumers` follow the training too, once the folder describes the run. What
     `preparing` yields is called with the number of bytes of the corpus that have been tokenized.
     """
-    run = RunFolder(path)
+    run = Run(path)
     run.refuse_other(config)
     with run.lock():
         run.create(config)
@@ -88,14 +120,14 @@ def train_run(
         model = task.build_model().to(device)
         for name, text in task.files.items():
             write_atomic(run.path / name, text)
-        started = run.info.get("started") or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        run.write_json("info.json", {**run_info(path.name, run.config, model, task.about), "started": started})
+        starts = [*run.info.get("starts", ()), origin()]
+        run.write_json("info.json", {**run_info(path.name, run.config, model, task.about), "starts": starts})
         checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep)
         event: Event | None = None
         with ExitStack() as stack:
-            entered = [RunLog(run, config.train.log_every), *consumers(run)]
+            entered = [logs.RunLog(run, config.train.log_every), *consumers(run)]
             listeners = [stack.enter_context(consumer) for consumer in entered]
-            for event in train(model, task, config, checkpoints, stop):
+            for event in loop.train(model, task, config, checkpoints, stop):
                 for listen in listeners:
                     listen(event)
         if isinstance(event, Finished):
@@ -106,7 +138,7 @@ def train_run(
 
 
 def run_info(name: str, config: RunConfig, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
-    """What a run folder says of its model, and `about` its data."""
+    """What a run folder says of its model, and `about` its data. The origin of each start is kept beside it."""
     return {
         "name": name,
         "variant": variant_name(config),
@@ -114,9 +146,6 @@ def run_info(name: str, config: RunConfig, model: nn.Module, about: dict[str, An
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "corpus": about,
-        "commit": commit(),
-        "versions": versions(),
-        "machine": machine(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Models of runs: the one a run starts from, and the one it has trained."""
+"""What a run starts from: a new model, or the weights and the tokenizer of another run; and the device."""
 
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ def new_model(config: RunConfig) -> TransformerLM:
 
 def start_from(model: TransformerLM, source: RunFolder) -> None:
     """Loads a run's best weights. Dynamics that it lacks may be added if a gate makes them the identity at the start."""
-    weights = _weights(source, "best")
+    weights = run_weights(source, "best")
     fresh = model.state_dict()
     misfits = [name for name in weights if name not in fresh or fresh[name].shape != weights[name].shape]
     missing = [name for name in fresh if name not in weights]
@@ -45,17 +45,6 @@ def start_from(model: TransformerLM, source: RunFolder) -> None:
     model.load_state_dict({**fresh, **weights})
 
 
-def load_model(
-    run: RunFolder, checkpoint: Literal["best", "final"] | Path = "best", device: str = "auto"
-) -> TransformerLM:
-    """A trained model, ready to evaluate or to sample from; a checkpoint can be named by its folder, too."""
-    with torch.device("meta"):
-        model = TransformerLM(run.config.model)
-    model.to_empty(device=pick_device(device))
-    model.load_state_dict(_weights(run, checkpoint))
-    return model.eval()
-
-
 def run_tokenizer(run: RunFolder) -> Tokenizer:
     path = run.path / "tokenizer.json"
     if not path.is_file():
@@ -63,8 +52,8 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
     return from_json(path.read_text())
 
 
-def _weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
-    """As those of a plain language model, with low-rank updates merged."""
+def run_weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
+    """The trained weights, as those of a plain language model: low-rank updates are merged."""
     if isinstance(run.config.task, GLUEConfig):
         raise CoupledQKError(f"{run.path} has been trained to classify sentences: expected a language model's run")
     return merged(read_weights(checkpoint if isinstance(checkpoint, Path) else _checkpoint(run, checkpoint)))

@@ -28,8 +28,10 @@ class Checkpoints:
         with _writing(self._at(step)) as folder:
             _save_weights(model, folder)
             torch.save(state, folder / "state.pt")
-        for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self._at(old))
+        # one of a later step is damaged: `load_newest` passed it over when this training began
+        kept = [there for there in self.steps() if there <= step][-self.keep :]
+        for other in set(self.steps()) - set(kept):
+            shutil.rmtree(self._at(other))
 
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, Any]) -> None:
         with _writing(self.folder / f"best-{step:07d}") as folder:
