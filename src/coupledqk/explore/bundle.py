@@ -194,7 +194,7 @@ def _step_sizes(tape: Tape, n_heads: int) -> list[list[float]] | None:
         if not isinstance(layer.attention.dynamics, Dynamics):
             return None
         dt = torch.as_tensor(layer.integrator.step_size).expand(layer.k.shape[2])
-        n_kv_heads = layer.k.shape[2] * n_heads // layer.q.shape[2]
+        n_kv_heads = layer.k.shape[2] * n_heads * layer.attention.queries // layer.q.shape[2]
         layers.append(dt[:n_kv_heads].repeat_interleave(n_heads // n_kv_heads))
     return _rounded(torch.stack(layers))
 

@@ -19,10 +19,12 @@ UNITS = (1e-3,) * 4 + (1e-2,) * 3
 
 
 def states_of(layer: LayerTape) -> tuple[Tensor, Tensor]:
-    """q and k after each step, (H, T, n + 1, d) in float64. H counts sub-heads; each query comes with its group's key."""
+    """q and k after each step, (H, T, n + 1, d) in float64. H counts sub-heads; each query comes with its group's key. If a
+    head has two queries, all second ones follow all first ones, as sub-heads do."""
     q, k = (x[:, 0].cpu().double() for x in layer.states())  # (n + 1, T, H, d)
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
-    return q.permute(2, 1, 0, 3), k.permute(2, 1, 0, 3)
+    order = torch.arange(q.shape[2]).view(-1, layer.attention.queries).T.flatten()
+    return q.permute(2, 1, 0, 3)[order], k.permute(2, 1, 0, 3)[order]
 
 
 def motion_numbers(q: Tensor, k: Tensor) -> Tensor:
