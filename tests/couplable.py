@@ -77,6 +77,53 @@ def tiny_config(architecture: str, **settings: Any) -> Any:
     return kind(**small | lists | SPECIAL.get(architecture, {}) | settings)
 
 
+_TEXT: dict[str, Any] = {
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_BLOCKS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_IMAGE = {**_BLOCKS, "image_size": 16, "patch_size": 4}
+_AUDIO = {
+    "d_model": 32,
+    "num_mel_bins": 8,
+    "max_source_positions": 12,
+    "max_target_positions": 32,
+    "decoder_start_token_id": 1,
+}
+_STACKS = {
+    f"{part}_{name}": n
+    for part in ("encoder", "decoder")
+    for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+}
+TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {**_TEXT, **_BLOCKS}),
+    "roberta": ("RobertaModel", {**_TEXT, **_BLOCKS}),
+    "modernbert": ("ModernBertModel", {**_TEXT, **_BLOCKS, "cls_token_id": 1, "sep_token_id": 2}),
+    "vit": ("ViTModel", _IMAGE),
+    "dinov2": ("Dinov2Model", _IMAGE),
+    "clip_text_model": ("CLIPTextModel", {**_TEXT, **_BLOCKS}),
+    "clip_vision_model": ("CLIPVisionModel", _IMAGE),
+    "whisper": ("WhisperModel", {**_TEXT, **_AUDIO, **_STACKS}),
+}
+"""Bidirectional models, and CLIP's text tower: the class and the settings of each. Of Whisper, the encoder is meant."""
+
+
+@functools.cache
+def built_tower(name: str) -> Any:
+    kind, settings = TOWERS[name]
+    settings = {key: value for key, value in settings.items() if key != "max_position_embeddings" or name != "whisper"}
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(transformers.CONFIG_MAPPING[name](initializer_range=0.4, **settings)).eval()
+    return model.encoder if name == "whisper" else model
+
+
+def fresh_tower(name: str) -> Any:
+    return copy.deepcopy(built_tower(name))
+
+
 def tiny_model(architecture: str, auto: str = "AutoModelForCausalLM") -> Any:
     torch.manual_seed(0)
     return getattr(transformers, auto).from_config(tiny_config(architecture)).eval()

@@ -13,7 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from couplable import ARCHITECTURES, built, coupled, every_architecture, fresh, logits, tokens, transformers
+from couplable import (
+    ARCHITECTURES,
+    TOWERS,
+    built,
+    coupled,
+    every_architecture,
+    fresh,
+    fresh_tower,
+    logits,
+    tokens,
+    transformers,
+)
 from coupledqk.hf.adapters import load_coupling, save_coupling
 from coupledqk.hf.architectures import VERIFIED
 from coupledqk.hf.checkpoints import guard_checkpoints, load_coupled
@@ -43,7 +54,8 @@ def assert_kept(error: Callable[[Any], float], architecture: str) -> None:
 
 
 def test_the_list_of_verified_classes_is_what_these_tests_verify() -> None:
-    found = {module.uncoupled_class for name in ARCHITECTURES for module in coupled_modules(awake(name)).values()}
+    models = [*map(awake, ARCHITECTURES), *(couple(fresh_tower(name)) for name in TOWERS)]
+    found = {module.uncoupled_class for model in models for module in coupled_modules(model).values()}
     assert {kind.__name__ for kind in found} == VERIFIED
 
 
