@@ -284,11 +284,12 @@ def test_testing_at_5_percent_after_every_pair_would_not() -> None:
     assert np.any(looks, axis=0).mean() > 0.12
 
 
-def test_an_effect_is_found_with_the_promised_power_and_fewer_pairs_if_it_is_large() -> None:
-    test = SequentialTest(last=16)
+@pytest.mark.parametrize("prior_df", [0.0, 4.0])
+def test_an_effect_is_found_with_the_promised_power_and_fewer_pairs_if_it_is_large(prior_df) -> None:
+    test = SequentialTest(last=16, prior_df=prior_df)
     detectable = test.detectable_effect(sd=1.0)
     found = sequential_stops(test, detectable, trials=5000)
-    assert 0.78 < found.significant < 0.86
+    assert 0.78 < found.significant < 0.87
     assert found.covered > 0.94
     large = sequential_stops(test, 2 * detectable, trials=5000)
     assert large.mean_pairs < 9
@@ -320,7 +321,20 @@ def test_the_pairs_needed_for_an_effect_detect_it_and_one_less_does_not() -> Non
 
 def test_power_is_that_of_the_estimate() -> None:
     assert detectable_effect(5, 0.1) == pytest.approx(Estimate(0, 0.1 / math.sqrt(5), 4).detectable_effect())
-    assert detectable_effect(5, 0.1, prior_df=8) < detectable_effect(5, 0.1)
+    assert detectable_effect(3, 0.1, prior_df=8) < detectable_effect(3, 0.1)
+    assert detectable_effect(5, 0.1, prior_df=1e6) == pytest.approx(
+        detectable_effect(5, 0.1, prior_df=math.inf), rel=0.01
+    )
+
+
+def test_with_a_prior_power_is_the_mean_over_its_standard_deviations() -> None:
+    effect = detectable_effect(8, 1.0, prior_df=4)
+    random = np.random.default_rng(0)
+    sd = np.sqrt(4 / random.chisquare(4, 20_000))
+    x = random.standard_normal((20_000, 8)) * sd[:, None] + effect
+    variance = (7 * x.var(1, ddof=1) + 4) / 11
+    found = abs(x.mean(1)) > student_quantile(0.975, 11) * np.sqrt(variance / 8)
+    assert found.mean() == pytest.approx(0.8, abs=0.012)
 
 
 @pytest.mark.parametrize("df", [1, 2.5, 24, math.inf])
