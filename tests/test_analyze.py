@@ -118,7 +118,7 @@ def test_lengths_of_context_are_columns(shelf: Path, capsys: pytest.CaptureFixtu
     ranks = [values["effective_rank"]["mean"] for values in found["runs"][0]["lengths"].values()]
     assert ranks == sorted(ranks)
     assert found["text"]["length"] == 16
-    assert "against the length of the context" in capsys.readouterr().out
+    assert "by context length" in capsys.readouterr().out
 
 
 def test_all_checkpoints_show_how_it_came_about(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ It answers fixed routes only: no path and no name from a request is ever opened,
 answers only requests that were addressed to this machine by name, so that no other site can read from it through a browser.
 """
 
+import contextlib
 import errno
 import io
 import ipaddress
@@ -63,6 +64,14 @@ class LocalServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a browser may close the connection at any time
             super().handle_error(request, client_address)
+
+    def serve_until_interrupted(self) -> None:
+        """Prints the address and serves until Ctrl-C."""
+        print(f"{self.url}  (Ctrl-C stops it)", flush=True)
+        if not is_local(self.server_address[0]):
+            print("Anyone who can reach this machine can use it.", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            self.serve_forever()
 
     @property
     def url(self) -> str:

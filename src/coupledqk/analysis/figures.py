@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Profiles = Mapping[str, Sequence[float]]
-"""By name of a run, a value per layer."""
+"""One value per layer, by the name of the run."""
 
 MOST_POINTS = 150
 KEY_WIDTH, LETTER_WIDTH, ROW_HEIGHT = 0.6, 0.075, 0.17  # of the legend, in inches
@@ -27,7 +27,7 @@ LONGEST_NAME = 40
 
 
 def entropy_figure(profiles: Profiles, title: str = "") -> Figure:
-    """Attention entropy of each layer, a line per run."""
+    """Attention entropy against the layer, one line per run."""
     depth = _depth(profiles)
     with styled():
         figure = new_figure(width=0.72 * PAGE_WIDTH)
@@ -42,7 +42,7 @@ def entropy_figure(profiles: Profiles, title: str = "") -> Figure:
 
 
 def rank_figure(profiles: Profiles, title: str = "") -> Figure:
-    """Effective rank of each layer's attention maps, a bar per run, and the mean over layers apart."""
+    """Effective rank of the attention maps by layer, one bar per run, with the mean over layers set apart."""
     depth = _depth(profiles)
     width = 0.8 / len(profiles)
     with styled():
@@ -64,7 +64,7 @@ def rank_figure(profiles: Profiles, title: str = "") -> Figure:
 def attention_figure(maps: Tensor, layers: Sequence[int], heads: Sequence[int], title: str = "") -> Figure:
     """Heat maps (len(layers), len(heads), T, T), a row per layer and a column per head, on one colour scale.
 
-    The scale is logarithmic: a weight of 1/T, as of uniform attention, is in its middle. Signed maps get a diverging one.
+    The scale is logarithmic, with the weight 1/T of uniform attention in its middle. Signed maps get a diverging scale.
     """
     n_rows, n_columns = maps.shape[:2]
     size = (PAGE_WIDTH - 1.1) / max(n_columns, 3)
@@ -91,10 +91,10 @@ def attention_figure(maps: Tensor, layers: Sequence[int], heads: Sequence[int], 
 def convergence_figure(
     runs: Mapping[str, str | Path], from_step: int = 0, max_perplexity: float | None = None, title: str = ""
 ) -> Figure:
-    """Training and validation perplexity against step, a line per run; the paper's crop is from step 5,000 and up to 200.
+    """Training and validation perplexity against the step, one line per run; the paper starts at step 5,000 and ends at 200.
 
-    Training losses are averaged over stretches of steps before the exponential is taken, so that the lines can be told
-    apart.
+    Training losses are averaged over windows of steps before the exponential is taken, so that the lines remain
+    distinguishable.
     """
     with styled():
         figure = new_figure(height=PANEL_HEIGHT + 0.2)
@@ -129,7 +129,7 @@ def _depth(profiles: Profiles) -> int:
     depths = {len(values) for values in profiles.values()}
     if len(depths) != 1:
         raise CoupledQKError(
-            f"profiles of {', '.join(map(str, sorted(depths))) or 'no'} layers: expected runs of one depth in a figure"
+            f"profiles of {', '.join(map(str, sorted(depths))) or 'no'} layers: expected runs with the same number of layers"
         )
     return depths.pop()
 
@@ -140,7 +140,7 @@ def _layer_ticks(axes: Axes, depth: int) -> None:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Above the panels, row by row, in as many columns as fit; one run needs only its name."""
+    """Puts a legend above the panels in as many columns as fit; a single run is named in the title instead."""
     handles, names = axes.get_legend_handles_labels()
     names = [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in names]
     if len(names) == 1:
@@ -166,7 +166,7 @@ def _heading(figure: Figure, title: str) -> None:
 
 
 def _seen(one_map: Tensor) -> Any:
-    """A causal map without what no query may see, which is not the same as a weight of 0."""
+    """Masks the future of a causal map: it is hidden from the query, which is not the same as a weight of 0."""
     import numpy as np
 
     values = one_map.float().cpu().numpy()
@@ -184,7 +184,7 @@ def _scale(maps: Tensor) -> dict[str, Any]:
 
 
 def _weight_ticks(maps: Tensor) -> list[float]:
-    """Powers of ten, down to the weight of uniform attention, or to its square if there is room below."""
+    """Powers of ten down to the smallest weight of the colour scale."""
     smallest = 1 / maps.shape[-1] ** (1 if _signed(maps) else 2)
     powers = [10.0**-n for n in range(math.floor(-math.log10(smallest)) + 1)]
     return [*(-power for power in powers), 0.0, *powers] if _signed(maps) else powers
@@ -198,8 +198,8 @@ def _perplexities(run: RunFolder, kind: Any, from_step: int) -> tuple[list[int],
     records = [record for record in run.metrics(kind) if record["step"] >= from_step]
     if not records:
         raise CoupledQKError(f"{run.path} has no {kind} record from step {from_step} on: choose an earlier step")
-    stretch = -(-len(records) // MOST_POINTS) if kind == "train" else 1
-    parts = [records[start : start + stretch] for start in range(0, len(records), stretch)]
+    window = -(-len(records) // MOST_POINTS) if kind == "train" else 1
+    parts = [records[start : start + window] for start in range(0, len(records), window)]
     losses = [sum(record["loss"] for record in part) / len(part) for part in parts]
     return [part[len(part) // 2]["step"] for part in parts], [math.exp(min(loss, 700)) for loss in losses]
 

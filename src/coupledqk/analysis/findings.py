@@ -1,4 +1,4 @@
-"""What the surveys of several runs found, as plain values: what is printed, drawn and written as JSON."""
+"""The surveys of several runs as plain values, for tables, figures and JSON."""
 
 import inspect
 import math
@@ -15,7 +15,7 @@ from .surveys import MEASURES, Survey
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A checkpoint of a run with its surveys by length of the context."""
+    """The surveys of one checkpoint of a run, by context length."""
 
     name: str
     run: Run
@@ -54,7 +54,7 @@ def findings(surveyed: Sequence[Surveyed]) -> dict[str, Any]:
 
 
 def names(runs: Sequence[RunFolder]) -> list[str]:
-    """The folders' names, or their whole paths where names clash."""
+    """The names of the run folders, or their whole paths where two names are equal."""
     short = [run.path.resolve().name for run in runs]
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise CoupledQKError("a run was given twice: name each run once")
@@ -62,7 +62,7 @@ def names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """With None for what is not a number, which JSON cannot write."""
+    """A copy with None in place of NaN and infinities, which JSON cannot represent."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What is measured of attention maps. Each function's docstring is its definition.
+"""Measures of attention maps. The docstring of each function is its definition.
 
 Maps are (B, H, T, S): A[t, s] is the weight with which query t looks at key s. Every measure is (B, H), one number per
 sequence and head. A causal model's map of a text's first n tokens is the leading n × n block of the whole text's map.
@@ -19,7 +19,7 @@ from ..errors import CoupledQKError
 
 
 def shares(maps: Tensor) -> Tensor:
-    """|aₛ| / Σ|aₛ| in each row; a row that looks nowhere stays 0."""
+    """|aₛ| / Σ|aₛ| in each row; a row of zeros stays 0."""
     sizes = maps.abs()
     return sizes / sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
 
@@ -86,7 +86,7 @@ def effective_rank(sigma: Tensor) -> Tensor:
 
 
 def top1_ratio(sigma: Tensor) -> Tensor:
-    """σ₁ / Σσ, the leading singular value's part of all."""
+    """σ₁ / Σσ, the share of the leading singular value."""
     return sigma[..., 0] / _positive(sigma.sum(-1))
 
 
@@ -96,7 +96,7 @@ def spectral_gap(sigma: Tensor) -> Tensor:
 
 
 def spectral_ratio(sigma: Tensor) -> Tensor:
-    """σ₂ / σ₁: near 0 behind a wide gap, 1 without one."""
+    """σ₂ / σ₁: near 0 for a wide spectral gap, 1 without a gap."""
     return sigma[..., 1] / _positive(sigma[..., 0])
 
 
@@ -126,5 +126,5 @@ def measure_maps(maps: Tensor) -> dict[str, Tensor]:
 
 
 def _positive(x: Tensor) -> Tensor:
-    """So that a map of zeros has measures of 0."""
+    """A lower bound for denominators, so that a map of zeros has measures of 0."""
     return x.clamp(min=torch.finfo(x.dtype).tiny)

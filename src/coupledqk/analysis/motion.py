@@ -1,4 +1,4 @@
-"""What is measured of the dynamics: how q and k move on their way to being scored. Each docstring is a definition.
+"""Measures of the dynamics: how q and k move before they are scored. The docstring of each function is its definition.
 
 Values are (B, H) for queries and (B, H_kv) for keys and for what a key shares with its queries; differential scoring counts
 sub-heads. A run without dynamics has none of them.

@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 
 
 def differences(ours: Survey, theirs: Survey) -> dict[str, dict[str, Any]]:
-    """By measure that both have, ours − theirs: of each layer and of the mean over layers.
+    """The difference ours − theirs of every measure that both have, by layer and for the mean over layers.
 
     {"layers": {"difference": [...], "margin": [...]}, "mean": {"difference": x, "margin": y}}
     """
@@ -35,8 +35,8 @@ def differences(ours: Survey, theirs: Survey) -> dict[str, dict[str, Any]]:
 def paired(by_sequence: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """The mean difference over sequences, axis 0, and the margin of its confidence interval: mean ± margin.
 
-    Student's interval, margin = t · s/√N. It says how far another sample of such text would move the difference between
-    these two trained models; nothing about other seeds. A single sequence has no interval.
+    The interval is Student's, margin = t · s/√N. It describes how much the difference between these two trained models varies
+    with the sample of text, and says nothing about other seeds. A single sequence has no interval.
     """
     import numpy as np
 

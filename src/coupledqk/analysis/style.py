@@ -53,7 +53,7 @@ _STYLE: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Figures are made and saved in here; nothing outside is changed."""
+    """Applies the style while the block runs, and restores matplotlib's settings after it."""
     try:
         import matplotlib
     except ImportError:
@@ -65,14 +65,14 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float = PAGE_WIDTH, height: float = PANEL_HEIGHT) -> Figure:
-    """Without pyplot, so that no window and no list of open figures is involved. Sizes are in inches."""
+    """A figure made without pyplot, so that no window opens and no global state changes. Sizes are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
 
 
 def look(place: int) -> dict[str, Any]:
-    """Of the line of the run at that place."""
+    """Colour, marker and dashes of the line at that position in the legend."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "marker": MARKERS[place % len(MARKERS)],

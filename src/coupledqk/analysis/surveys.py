@@ -1,7 +1,7 @@
-"""A survey measures a trained model over a text, a sequence and a layer at a time.
+"""A survey measures a trained model over a text, one sequence and one layer at a time.
 
-In memory there are one sequence's queries and keys and one layer's maps; what stays of a sequence is one number per measure,
-layer and head.
+Memory holds the queries and keys of one sequence and the maps of one layer; of each sequence, one number per measure, layer and
+head is kept.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 
 MEASURES = {**OF_MAPS, **OF_SPECTRUM, **OF_MOTION, **OF_STEPS, **OF_ENERGY}
-"""By name, every function whose docstring defines a measure."""
+"""Every measure by name; the function's docstring is its definition."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """By measure, a value for every sequence, layer and head: (N, L, H), float64."""
+    """The values of each measure for every sequence, layer and head: (N, L, H), float64."""
 
     values: dict[str, Tensor]
 
     def by_sequence(self, measure: str) -> Tensor:
-        """Mean over heads, (N, L)."""
+        """A measure's mean over heads, (N, L)."""
         return self.values[measure].mean(-1)
 
     def by_layer(self, measure: str) -> list[float]:
-        """Mean over sequences and heads."""
+        """A measure's mean over sequences and heads, one value per layer."""
         return self.values[measure].mean((0, 2)).tolist()
 
     def mean(self, measure: str) -> float:
         return float(self.values[measure].mean())
 
     def summary(self) -> dict[str, Any]:
-        """Plain values: the mean of each measure, by layer, and by layer and head."""
+        """The mean of each measure as plain values: overall, by layer, and by layer and head."""
         return {
             name: {"mean": self.mean(name), "layers": self.by_layer(name), "heads": values.mean(0).tolist()}
             for name, values in self.values.items()
@@ -56,8 +56,8 @@ class Survey:
 def survey(model: TransformerLM, batches: Iterable[Tensor], lengths: Sequence[int] | None = None) -> dict[int, Survey]:
     """Measures the model over batches of tokens (B, T), for the whole of each sequence and for its first n tokens.
 
-    `lengths` are the n, T among them or not; unless given, T alone. How q and k move does not depend on the context, so the
-    measures of motion are in the longest survey only.
+    `lengths` lists the values of n; without it, only the whole sequences are measured. How q and k move does not depend on the
+    context, so only the longest survey has the measures of motion.
     """
     values: dict[int, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     for tokens in batches:
@@ -65,7 +65,7 @@ def survey(model: TransformerLM, batches: Iterable[Tensor], lengths: Sequence[in
             for name, value in measured.items():
                 values[length][name].append(value)
     if not values:
-        raise CoupledQKError("a survey of no batches: give at least one")
+        raise CoupledQKError("no batches to survey: give at least one")
     return {
         length: Survey({name: torch.cat(rows) for name, rows in measured.items()})
         for length, measured in sorted(values.items())
@@ -74,7 +74,7 @@ def survey(model: TransformerLM, batches: Iterable[Tensor], lengths: Sequence[in
 
 @torch.no_grad()
 def _measure(model: TransformerLM, tokens: Tensor, lengths: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-    """By length and measure, (B, L, H)."""
+    """The values of each measure at each length, (B, L, H)."""
     with record(model) as tape:
         model.hidden(tokens.to(model.embed.weight.device))
     layers: dict[int, list[dict[str, Tensor]]] = {length: [] for length in lengths}
@@ -105,7 +105,7 @@ def windows(tokens: NDArray[Any], length: int, count: int) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def attention_maps(model: TransformerLM, tokens: Tensor, layers: Sequence[int], heads: Sequence[int]) -> Tensor:
-    """The maps of one sequence (1, T), (len(layers), len(heads), T, T)."""
+    """Attention maps of one sequence (1, T), of shape (len(layers), len(heads), T, T)."""
     with record(model) as tape:
         model.hidden(tokens.to(model.embed.weight.device))
     return torch.stack([tape.layers[layer].pattern()[0, list(heads)] for layer in layers])

@@ -33,7 +33,7 @@ MOTION_COLUMNS = {
     "energy_error": "its error",
 }
 CAUTION = """\
-Differences from {against}, paired over the sequences, ± 95%; * where 0 is outside.
+Differences from {against}, paired over the sequences, ± the 95% margin; * where zero lies outside the interval.
 They hold for these trained models on such text: other seeds may differ by more."""
 
 
@@ -51,27 +51,27 @@ def tables(found: dict[str, Any]) -> str:
         parts.append(f"How q and k move before scoring, turns in degrees\n\n{means(found, MOTION_COLUMNS)}")
     if len(found["runs"][0]["lengths"]) > 1:
         parts += [
-            f"{title}, against the length of the context\n\n{by_length(found, name, form)}"
+            f"{title}, by context length\n\n{by_length(found, name, form)}"
             for name, (title, form) in AGAINST_LENGTH.items()
         ]
     return "\n\n".join(parts)
 
 
 def labels(checkpoints: Sequence[tuple[str, int]]) -> list[str]:
-    """Names of runs, with the step where a run has several checkpoints."""
+    """The names of runs, with the step for runs that have several checkpoints."""
     names = [name for name, _ in checkpoints]
     return [f"{name} @ {step}" if names.count(name) > 1 else name for name, step in checkpoints]
 
 
 def labelled(found: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The measures of each checkpoint at the full length."""
+    """The label of each checkpoint and its measures at the full context length."""
     names = labels([(run["name"], run["step"]) for run in found["runs"]])
     for name, run in zip(names, found["runs"], strict=True):
         yield name, run["lengths"][max(run["lengths"], key=int)]
 
 
 def by_layer(found: dict[str, Any], measure: str, form: str) -> str:
-    """A column per layer, and the mean; below the runs, how they differ from the first."""
+    """A table with one column per layer and the mean; below the runs, their differences from the first."""
     rows = []
     for label, measures in labelled(found):
         values = [*measures[measure]["layers"], measures[measure]["mean"]]
@@ -85,7 +85,7 @@ def by_layer(found: dict[str, Any], measure: str, form: str) -> str:
 
 
 def means(found: dict[str, Any], columns: dict[str, str]) -> str:
-    """A row per run, without the columns that no run has."""
+    """A table with one row per run, without the columns that no run has."""
     runs = list(labelled(found))
     shown = {measure: head for measure, head in columns.items() if any(measure in measures for _, measures in runs)}
     rows = [
@@ -95,7 +95,7 @@ def means(found: dict[str, Any], columns: dict[str, str]) -> str:
 
 
 def by_length(found: dict[str, Any], measure: str, form: str) -> str:
-    """A column per length of context."""
+    """A table with one column per context length."""
     rows = [
         [label, *(cell(measures[measure]["mean"], form) for measures in run["lengths"].values())]
         for (label, _), run in zip(labelled(found), found["runs"], strict=True)

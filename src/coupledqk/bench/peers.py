@@ -1,7 +1,8 @@
-"""What others use: models of the same shape from other libraries, called as their users call them.
+"""Peers: models of the same shape from other libraries, called the way their users call them.
 
-Each maps tokens and targets to the mean loss, and continues a prompt greedily with its own cache. They differ from ours in what
-their library fixes: Llama and DiffLlama rotate q and k instead of learning positions, x-transformers has a bias in SwiGLU.
+Each maps tokens and targets to the mean loss, and continues a prompt greedily with its own cache. They differ from ours where
+their library leaves no choice: Llama and DiffLlama rotate q and k instead of learning positions, and x-transformers has a bias
+in SwiGLU.
 """
 
 from typing import Any
@@ -103,11 +104,11 @@ Peer = Llama | DiffLlama | XTransformers
 PEERS: dict[str, type[Peer]] = {"llama": Llama, "x-transformers": XTransformers, "diffllama": DiffLlama}
 
 TWINS = {"llama": "standard", "x-transformers": "standard", "diffllama": "diff"}
-"""The variant of ours that does the same matrix products."""
+"""Our variant with the same matrix products, by peer."""
 
 
 def find_peer(name: str) -> type[Peer]:
-    """The class, with its library loaded."""
+    """The class of a peer, after its library has been imported."""
     if name not in PEERS:
         raise unknown("peer", name, PEERS)
     try:

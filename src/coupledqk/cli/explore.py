@@ -1,6 +1,5 @@
 """coupledqk explore"""
 
-import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Literal
 
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..server import is_local
 from .plugin import WithPlugin
 
 TEXT = "for name in names:\n    print(name)\nfor line in lines:\n    print(line)\n"
@@ -61,8 +59,4 @@ class Explore(WithPlugin):
             print(f"{self.out}: {len(page) / 1e6:.1f} MB; open it in a browser")
             return
         with Server(readers, text, self.host, self.port, self.cut) as server:
-            print(f"{server.url}  (Ctrl-C stops it)", flush=True)
-            if not is_local(self.host):
-                print("Anyone who can reach this machine can use it.", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+            server.serve_until_interrupted()

@@ -1,11 +1,9 @@
 """coupledqk watch"""
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..report.watch_server import WatchServer
-from ..server import is_local
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,4 @@ class Watch:
 
     def run(self) -> None:
         with WatchServer(self.folders, self.host, self.port) as server:
-            print(f"{server.url}  (Ctrl-C stops it)", flush=True)
-            if not is_local(self.host):
-                print("Anyone who can reach this machine can see these runs.", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+            server.serve_until_interrupted()

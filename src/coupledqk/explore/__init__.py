@@ -1,1 +1,1 @@
-"""The explorer: one page on which anyone can look at the attention of one or two runs on a text of their own."""
+"""The explorer: one page that shows the attention of one or two runs on any text."""

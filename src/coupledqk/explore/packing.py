@@ -1,4 +1,4 @@
-"""Numbers for the page, as short text: 16-bit codes, the low bytes before the high ones (they compress apart), zlib, base64."""
+"""Arrays as short text for the page: 16-bit codes, all low bytes before all high bytes (they compress better), zlib, base64."""
 
 import base64
 import zlib
@@ -11,12 +11,13 @@ UNIT = 4096
 
 
 def weight_codes(weights: Tensor) -> Tensor:
-    """The square root spends the codes on small weights, which are the most. A weight comes back to within √|w| / UNIT."""
+    """Codes of weights. The square root gives small weights, which are the most frequent, finer steps; a weight is recovered to
+    within √|w| / UNIT."""
     return _int16(weights.sign() * weights.abs().sqrt() * UNIT)
 
 
 def scaled_codes(values: Tensor, scale: Tensor) -> Tensor:
-    """Codes in units of `scale`, which has to bring the values within ±32,767."""
+    """Codes of values in units of `scale`, which must bring them within ±32,767."""
     return _int16(values / scale)
 
 
@@ -26,7 +27,7 @@ def pack(codes: Tensor) -> str:
 
 
 def unpack(text: str, *shape: int) -> Tensor:
-    """What the page's script does, for whoever reads a bundle in Python."""
+    """The codes of a packed array, as the page's script reads them."""
     planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
     return planes.view(2, -1).T.contiguous().view(torch.int16).reshape(shape)
 

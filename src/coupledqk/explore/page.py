@@ -1,4 +1,4 @@
-"""The explorer's page: one HTML file with the bundle inside, in the look of the reports and under their policy."""
+"""The explorer's page: one HTML file with the bundle inside, with the style and the content policy of the reports."""
 
 from pathlib import Path
 from typing import Any

@@ -46,9 +46,9 @@ function effectTable(run, effects) {
   const rows = [["as trained", effects.loss]];
   if (layer < run.n_layers && head < run.n_heads) {
     rows.push([`without layer ${layer}, head ${head}`, effects.without_head[layer][head]]);
-    if (effects.without_motion) rows.push([`its query and key held still (dt = 0)`, effects.without_motion[layer][head]]);
+    if (effects.without_motion) rows.push([`its query and key held still (dt\u00a0=\u00a00)`, effects.without_motion[layer][head]]);
   }
-  if (effects.without_dynamics !== null) rows.push(["all queries and keys held still (dt = 0)", effects.without_dynamics]);
+  if (effects.without_dynamics !== null) rows.push(["all queries and keys held still (dt\u00a0=\u00a00)", effects.without_dynamics]);
   const header = element("thead", {}, element("tr", {}, ...["", "loss", "change", "right next token"].map((text) => element("th", {}, text))));
   return element("div", { class: "wide" }, element("table", {}, header, element("tbody", {}, ...rows.map(([words, loss]) => effectRow(words, loss, effects.loss)))));
 }
