@@ -3,21 +3,27 @@
 import argparse
 import dataclasses
 import inspect
+import itertools
+import json
+import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
-from coupledqk.lab import compare
+from coupledqk.lab import budget, compare, laboratory
 from coupledqk.lab.answer import answer
-from coupledqk.lab.compare import LENGTHS, Text, choose, fit, open_text
-from coupledqk.outcome import Claim, read
+from coupledqk.lab.budget import FEWEST_PAIRS, LENGTHS, Choice, Text, choose, fit, open_text
+from coupledqk.lab.compare import COUPLED, Comparison
+from coupledqk.outcome import Claim, Outcome, read
+from coupledqk.run_folder import variant_name
 from test_lab_report import make_outcome
 from test_report import text_of
+from test_runner import Pretend, Watch
 
-NOVEL = Text("/texts/novel.txt", "novel", "abc", train_tokens=600_000, valid_tokens=30_000)
+NOVEL = Text("/texts/novel.txt", "novel", "abc", train_tokens=5_000_000, valid_tokens=200_000)
+SPEEDS = {"standard": (30_000.0, 28_000.0, 31_000.0), "euler": (25_000.0, 20_000.0, 26_000.0)}
 CLAIM = Claim("euler is better", "lower", "euler", "standard", primary=True)
 COHERENCE = {"novel": {"gain": 0.81, "interval": (0.7, 0.9), "n_documents": 40, "context_bytes": 1_000_000}}
 
@@ -34,34 +40,137 @@ def texts(tmp_path: Path) -> Path:
 # --- what is chosen ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_longest_training_that_fits_the_budget_is_chosen_and_never_more_text_than_there_is() -> None:
-    speeds = {"standard": 30_000.0, "euler": 25_000.0}
-    chosen = [fit(NOVEL, speeds, minutes, jobs=1) for minutes in (6, 10, 30, 1000)]
+def test_a_longer_budget_trains_longer_and_then_adds_pairs() -> None:
+    budgets = (4, 10, 30, 120)
+    chosen = [fit(NOVEL, SPEEDS, minutes, jobs=2) for minutes in budgets]
     assert [choice.steps for choice in chosen] == sorted(choice.steps for choice in chosen)
-    assert all(choice.minutes <= minutes for choice, minutes in zip(chosen, (6, 10, 30, 1000), strict=True))
-    assert chosen[-1].tokens <= NOVEL.train_tokens < 2 * chosen[-1].tokens
-    assert chosen[-1].valid_tokens == 30_000
-    assert fit(NOVEL, speeds, 6, jobs=2).steps > chosen[0].steps
+    assert chosen[2].steps == chosen[3].steps == LENGTHS[-1]
+    assert chosen[3].pairs > 3 * chosen[2].pairs
+    assert chosen[3].detectable < chosen[2].detectable
+    assert all(choice.minutes <= minutes for choice, minutes in zip(chosen, budgets, strict=True))
+    assert fit(NOVEL, SPEEDS, 30, jobs=1).pairs < chosen[2].pairs
 
 
-def test_a_budget_too_small_is_refused_with_the_smallest_that_would_do() -> None:
-    speeds = {"standard": 30_000.0, "euler": 25_000.0}
-    with pytest.raises(CoupledQKError, match=r"1 minutes are too few: 10 runs .* give --minutes (\d+)") as error:
-        fit(NOVEL, speeds, 1, jobs=1)
-    smallest = int(str(error.value).split()[-1])
-    assert fit(NOVEL, speeds, smallest, jobs=1).steps == LENGTHS[0]
+def test_a_text_is_passed_over_at_most_four_times() -> None:
+    short = dataclasses.replace(NOVEL, train_tokens=300_000)
+    choice = fit(short, SPEEDS, 1000, jobs=2)
+    assert choice.tokens == 300_000
+    assert 2 < choice.passes <= 4
+
+
+def test_a_budget_too_small_is_refused_with_what_it_could_detect_and_what_would_do() -> None:
+    with pytest.raises(
+        CoupledQKError, match=r"--minutes 3 allows [23] pairs .*80% power to detect \d\.\d%"
+    ) as error:
+        fit(NOVEL, SPEEDS, 3, jobs=1)
+    enough = int(str(error.value).split()[-1])
+    assert fit(NOVEL, SPEEDS, enough, jobs=1).pairs >= FEWEST_PAIRS
+    with pytest.raises(CoupledQKError, match=r"allows .* pairs .*expected at least 100 pairs"):
+        fit(NOVEL, SPEEDS, 10, jobs=1, n_seeds=100)
 
 
 def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([20_000.0, 90_000.0, 90_000.0])
-    monkeypatch.setattr(compare, "measure_speeds", lambda *_: dict.fromkeys(compare.COUPLED, next(speeds)))
-    first, again, other = (choose(NOVEL, compare.COUPLED, minutes, 1, tmp_path) for minutes in (8, 8, 9))
+    monkeypatch.setattr(budget, "measure_speeds", lambda _: dict.fromkeys(COUPLED, (next(speeds),)))
+    first, again, other = (choose(NOVEL, COUPLED, minutes, 1, tmp_path) for minutes in (8, 8, 9))
     assert first == again
-    assert other.steps > first.steps
+    assert (other.steps, other.pairs) > (first.steps, first.pairs)
     with pytest.raises(CoupledQKError, match="holds a comparison on another text, or novel has changed"):
-        choose(dataclasses.replace(NOVEL, hash="def"), compare.COUPLED, 8, 1, tmp_path)
+        choose(dataclasses.replace(NOVEL, hash="def"), COUPLED, 8, 1, tmp_path)
+
+
+# --- when it stops ----------------------------------------------------------------------------------------------------------
+
+
+class Noisy(Pretend):
+    """An engine whose runs have the given effect and noise."""
+
+    def __init__(self, effect: float, noise: float) -> None:
+        super().__init__()
+        self.effect, self.noise = effect, noise
+
+    def start(self, config, folder):
+        super().start(config, folder)
+        name = variant_name(config)
+        draw = random.Random(f"{name} {config.seed}").gauss(0, self.noise)
+        value = 40 * (1 + draw + (self.effect if name == "euler" else 0))
+        result = json.loads((folder / "result.json").read_text())
+        record = {"loss": 1.0, "perplexity": value, "bits_per_byte": 1.9}
+        grams = [
+            {"order": n, "perplexity": 9.0, "bits_per_byte": b, "train_tokens": 9} for n, b in ((2, 1.8), (5, 1.5))
+        ]
+        (folder / "result.json").write_text(json.dumps({**result, "best": record, "final": record, "baselines": grams}))
+
+
+@pytest.fixture
+def comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a comparison of at most 12 pairs with a pretended effect and noise."""
+
+    def run(effect: float, noise: float, seeds: tuple[int, ...] = (), minutes: float = 99) -> tuple[Outcome, int]:
+        engine = Noisy(effect, noise)
+        monkeypatch.setattr(laboratory, "LocalPool", lambda jobs: engine)
+        monkeypatch.setattr(compare, "coherence", lambda texts: (_ for _ in ()).throw(CoupledQKError("no documents")))
+        monkeypatch.setattr(compare, "open_corpus", lambda config: argparse.Namespace(stream=lambda: iter(())))
+        choice = Choice(400, 100_000, 4_096, 12, 30.0, SPEEDS)
+        out = tmp_path / f"{effect} {noise}"
+        found = Comparison(NOVEL, choice, COUPLED, seeds or tuple(range(12)), not seeds, minutes, 1, out)
+        found.run(Watch())
+        return found.conclude(), len(engine.started)
+
+    return run
+
+
+def test_it_stops_at_the_first_conclusive_pair(comparing) -> None:
+    outcome, trained = comparing(effect=-0.10, noise=0.01)
+    assert outcome.verdicts[0].finding == "supported"
+    assert trained == 2 * outcome.rows[0].n < 24
+    assert outcome.answer[0].startswith("Coupling helps on novel")
+
+
+def test_it_stops_when_equivalence_is_shown(comparing) -> None:
+    outcome, trained = comparing(effect=0.0, noise=0.001)
+    assert outcome.verdicts[0].finding == "equivalent"
+    assert trained < 24
+
+
+def test_it_spends_the_budget_on_what_is_uncertain_and_says_what_a_longer_one_could_detect(comparing) -> None:
+    outcome, trained = comparing(effect=0.0, noise=0.05)
+    assert outcome.verdicts[0].finding == "inconclusive"
+    assert trained == 24
+    assert "With 4 times as many pairs it would have 80% power to detect " in outcome.answer[0]
+    assert "1.20× the time for the same tokens (1.19 to 1.40 in 3 interleaved rounds)" in outcome.answer[0]
+    assert (
+        "is not below the 1.800 of a bigram model of the same text: no conclusion about attention" in outcome.answer[0]
+    )
+
+
+def test_it_stops_when_the_time_is_over(comparing, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=20)
+    monkeypatch.setattr(compare.time, "monotonic", lambda: next(clock))
+    outcome, trained = comparing(effect=0.0, noise=0.05, minutes=4)
+    assert 8 < trained < 16
+    assert outcome.rows[1].n == trained // 2
+    assert outcome.verdicts[0].finding == "inconclusive"
+
+
+def test_given_seeds_are_all_trained_and_tested_once(comparing) -> None:
+    outcome, trained = comparing(effect=-0.10, noise=0.01, seeds=(3, 4, 5, 6, 7, 8))
+    assert trained == 12
+    evidence = outcome.verdicts[0].evidence
+    assert evidence is not None
+    assert evidence.confidence == pytest.approx(0.95)
+
+
+def test_tests_before_the_last_are_stricter_and_the_last_is_nearly_a_plain_one() -> None:
+    choice = Choice(400, 100_000, 4_096, 12, 30.0, SPEEDS)
+    comparison = Comparison(NOVEL, choice, COUPLED, tuple(range(12)), True, 30, 1, Path("out"))
+    levels = [comparison.level(n) for n in range(FEWEST_PAIRS, 13)]
+    assert levels == sorted(levels)
+    assert levels[0] < 0.01
+    assert 0.02 < levels[-1] < 0.05
+    assert comparison.level(6, last=True) > comparison.level(6)
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------------
@@ -80,14 +189,17 @@ def test_the_answer_says_what_came_out_how_sure_it_is_and_what_it_could_detect(
     euler: float, noise: float, begins: str
 ) -> None:
     outcome = make_outcome({"standard": 40.0, "euler": euler}, claims=[CLAIM], noise=noise)
-    finding, coherence = answer(outcome, "novel", COHERENCE)
+    finding, coherence = answer(outcome, "novel", COHERENCE, slowdowns=[1.2, 1.5, 1.3])
     evidence = outcome.verdicts[0].evidence
     assert evidence is not None
     assert finding.startswith(begins.format(size=f"{abs(evidence.effect):.2%}"))
     assert f"The comparison had 80% power to detect an effect of {evidence.detectable:.2%}." in finding
     assert "95% interval" in finding
     assert "5 paired seeds, p " in finding
-    assert "It costs 0 more parameters (+0.00%) and 1.00× the time" in finding
+    assert (
+        "It costs 0 more parameters (+0.00%) and 1.30× the time for the same tokens (1.20 to 1.50 in 3 "
+        in finding
+    )
     assert coherence.startswith(
         "Coherence of novel: 0.810 bits per byte (95% interval 0.700 to 0.900, over 40 documents)"
     )
@@ -113,26 +225,19 @@ def test_what_else_was_asked_is_sorted_by_what_came_out() -> None:
 def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "LENGTHS", (4,))
-    monkeypatch.setattr(compare, "SEEDS", (0, 1))
-    monkeypatch.setattr(compare, "PROBE_STEPS", 4)
+    monkeypatch.setattr(budget, "LENGTHS", (4,))
+    monkeypatch.setattr(budget, "ROUNDS", 2)
+    monkeypatch.setattr(budget, "ROUND_STEPS", 1)
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
-    command: list[Any] = [
-        "compare",
-        "--corpus",
-        str(texts),
-        "--jobs",
-        "1",
-        "--minutes",
-        "99",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    main(command)
+    command = ["compare", "--corpus", str(texts), "--jobs", "1", "--minutes", "99", "--out", str(tmp_path / "out")]
+    main([*command, "--seeds", "0-1", "--dry-run"])
+    plan = " ".join(capsys.readouterr().out.split())
+    assert "modules: 2 pairs of runs of 4 steps, 1 passes over a sample of 4,096 of the" in plan
+    assert "80% power to detect an effect of " in plan
+    main([*command, "--seeds", "0-1"])
     said = capsys.readouterr()
-    assert "4 runs of 4 steps: 4 passes over the first 2,048 of " in said.err
     assert "on modules" in said.out
-    assert "The coherence of modules was not measured: the corpus has" in said.out
+    assert "The coherence of modules was not measured: the corpus has" in " ".join(said.out.split())
     outcome = read(tmp_path / "out" / "compare-mini.json")
     assert [(row.label, row.n) for row in outcome.rows] == [("standard", 2), ("euler", 2)]
     assert outcome.rows[1].change is not None
@@ -141,7 +246,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
     assert all(paragraph in page for paragraph in outcome.answer)
 
     trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("result.json")}
-    main(command)
+    main([*command, "--seeds", "0-1"])
     assert "4 of 4 runs were finished before" in (again := capsys.readouterr()).err
     assert again.out == said.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("result.json")} == trained
@@ -153,7 +258,8 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
     [
         ([], "which text?"),
         (["--corpus", "nowhere.txt"], "there is no file or folder nowhere.txt"),
-        (["--corpus", "short.txt"], "short.txt is too small to compare on: it has less than 77,824 characters"),
+        (["--corpus", "short.txt"], "short.txt is too small to compare on: it has less than 128,000 characters"),
+        (["--corpus", "modules.txt", "--seeds", "3"], "--seeds 3: expected at least two"),
         (["--corpus", "modules.txt", "--jobs", "0"], "--jobs 0: expected at least 1"),
     ],
 )
@@ -173,5 +279,8 @@ def test_a_text_with_too_little_to_train_on_is_refused(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CoupledQKError, match=r"modules.txt is too small .* [\d,]+ training tokens .*, expected 77,824"):
+    with pytest.raises(
+        CoupledQKError,
+        match=r"modules.txt is too small .*, expected 128,000 at least, which is .* times",
+    ):
         open_text(str(texts))

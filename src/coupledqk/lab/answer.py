@@ -1,6 +1,7 @@
 """The answer to "does coupling help on this text?", in words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from ..formats import detectable, percent, uncertainty
@@ -8,13 +9,20 @@ from ..outcome import Outcome, Row, Verdict
 
 
 def answer(
-    outcome: Outcome, text: str, coherence: Mapping[str, Mapping[str, Any]], why_not: str = ""
+    outcome: Outcome,
+    text: str,
+    coherence: Mapping[str, Mapping[str, Any]],
+    why_not: str = "",
+    slowdowns: Sequence[float] = (),
 ) -> tuple[str, ...]:
-    """One paragraph on what coupling does and costs, and one on how coherent the text is."""
+    """One paragraph on what coupling does and costs, and one on how coherent the text is.
+
+    `slowdowns` are the time per token relative to the baseline, one value per interleaved round.
+    """
     primary = next(verdict for verdict in outcome.verdicts if verdict.claim.primary)
     rows = {row.label: row for row in outcome.rows}
     standard, coupled = rows[primary.claim.baseline], rows[primary.claim.variant]
-    sentences = [*_finding(primary, text), *_costs(standard, coupled), *_others(outcome)]
+    sentences = [*_finding(primary, text), *_costs(standard, coupled, slowdowns), *_others(outcome)]
     return " ".join(sentences), _coherence(text, coherence.get(text), why_not)
 
 
@@ -42,15 +50,15 @@ def _finding(verdict: Verdict, text: str) -> Iterator[str]:
     yield f"The comparison had 80% power to detect an effect of {detectable(claim, evidence)}."
 
 
-def _costs(standard: Row, coupled: Row) -> Iterator[str]:
+def _costs(standard: Row, coupled: Row, slowdowns: Sequence[float]) -> Iterator[str]:
     parts = []
     if standard.parameters and coupled.parameters:
         more = coupled.parameters - standard.parameters
         parts.append(f"{more:,} more parameters ({percent(more / standard.parameters)})")
-    if standard.tokens_per_second and coupled.tokens_per_second:
-        longer = standard.tokens_per_second / coupled.tokens_per_second
-        speeds = f"{coupled.tokens_per_second:,.0f} against {standard.tokens_per_second:,.0f} tokens a second"
-        parts.append(f"{longer:.2f}× the time for the same tokens ({speeds})")
+    if slowdowns:
+        low, high, rounds = min(slowdowns), max(slowdowns), len(slowdowns)
+        spread = f"{low:.2f} to {high:.2f} in {rounds} interleaved rounds"
+        parts.append(f"{median(slowdowns):.2f}× the time for the same tokens ({spread})")
     if parts:
         yield f"It costs {' and '.join(parts)}."
 

@@ -1,217 +1,225 @@
-"""Does coupling help on one's own text? Standard and coupled attention, seed by seed, within a time budget.
+"""Does coupling help on one's own text? Pairs of runs with standard and coupled attention, until the answer is sure or a time
+budget is spent."""
 
-The model is the mini recipe's. What the budget decides is how long it trains, and on how much of the text: always four passes,
-as in the paper's proportions.
-"""
-
-import itertools
 import json
-import math
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import LMConfig, text_of
+from ..baselines import objection, read_baselines
+from ..config import LMConfig
 from ..data.corpora import open_corpus
-from ..data.shards import Progress, prepare
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..measure import PERPLEXITY
-from ..outcome import Claim, Outcome, write
-from ..recipes import RECIPES, recipe
-from ..run_folder import task_name
-from ..schema import require
+from ..measure import BITS_PER_BYTE, PERPLEXITY
+from ..outcome import Claim, Outcome, Verdict, write
+from ..provenance import available_cores
+from ..statistics import LEVEL, SequentialTest, compare_prior, scipy_special
+from ..terminal import tokenizing
 from .answer import answer
-from .cells import Plan
+from .budget import FEWEST_PAIRS, RECIPE, Choice, Text, choose, detectable_effect, open_text, settings_of
+from .cells import Plan, failure, make_plan
 from .coherence import coherence
 from .experiment import Experiment, Grid, Scale
-from .outcomes import outcome as found_so_far
+from .laboratory import check_jobs, run_plans
+from .outcomes import measured, outcome
+from .overview import GridProgress, Silent
+from .runner import Overview, Queue
+from .verdicts import judge_all
 
 COUPLED = ("standard", "euler")
 OTHERS = ("hamiltonian", "diff", "mlp_only", "query_residual", "key_residual", "kick", "drift", "linear", "shared_mlp")
-"""What else may be coupled, and what helps without being coupled."""
-SEEDS = (0, 1, 2, 3, 4)
-PASSES = 4
-LENGTHS = (152, 216, 304, 432, 608, 864, 1216, 1728, 2432)
-"""Steps to choose from, a quarter of the recipe's to four times as many: few enough that a budget gives the same ones again."""
-FEWEST_VALID = 4_096
-PROBE_STEPS = 16
-OVERHEAD, MARGIN = 60.0, 1.25
-"""Seconds for all that is not training, and how much slower training may be than it was when measured."""
-EVALUATIONS, EVALUATION = 8, 1 / 3
-"""In a run, and what a token costs in one, against training."""
+"""Other forms of coupling, and controls that add the same parameters without coupling."""
 SCALE = "mini"
+LONGER = 4
+"""How many times the budget the outlook at the end is for."""
 
-_MINI = RECIPES["mini"]
-_STEP_TOKENS = _MINI.train.batch_size * _MINI.train.seq_len
+
+def compare(
+    corpus: str,
+    minutes: float = 30,
+    *,
+    variants: Sequence[str] = COUPLED,
+    seeds: Sequence[int] = (),
+    jobs: int | None = None,
+    out: str | Path = "compare",
+    progress: bool = True,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Whether coupling lowers perplexity on a text: a file, a folder or a corpus known by name.
+
+    Trains pairs of small models, with standard attention and with the other `variants`, until the result for the second
+    variant is conclusive, equivalence within ±1% is shown, or `minutes` have passed. With `seeds` it trains exactly these.
+    The outcome's `answer` says in words what was found.
+    """
+    comparison = Comparison.open(corpus, minutes, variants, seeds, jobs, Path(out))
+    comparison.run(GridProgress() if progress else Silent(), stop)
+    return comparison.conclude()
 
 
 @dataclass(frozen=True)
-class Text:
-    """A corpus that is ready to train on."""
+class Comparison:
+    """A text, what the budget allows, and where the runs are stored."""
 
-    corpus: str
-    name: str
-    hash: str
-    train_tokens: int
-    valid_tokens: int
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How long each run trains, and on how much text."""
-
-    steps: int
-    tokens: int
-    valid_tokens: int
+    text: Text
+    choice: Choice
+    variants: tuple[str, ...]
+    """The first is the baseline, the second the one that is asked about."""
+    seeds: tuple[int, ...]
+    sequential: bool
+    """Whether it may stop before all seeds are trained."""
     minutes: float
-    """That all runs are expected to take."""
+    jobs: int
+    out: Path
 
+    @classmethod
+    def open(
+        cls,
+        corpus: str,
+        minutes: float,
+        variants: Sequence[str] = COUPLED,
+        seeds: Sequence[int] = (),
+        jobs: int | None = None,
+        out: Path = Path("compare"),
+    ) -> "Comparison":
+        """Tokenizes the text, measures the speed of each variant, and chooses what fits the budget."""
+        scipy_special()  # whatever is missing is said before anything is measured
+        jobs = available_cores() if jobs is None else jobs
+        check_jobs(jobs)
+        if len(seeds) == 1:
+            raise CoupledQKError(f"--seeds {seeds[0]}: expected at least two, since one pair cannot be tested")
+        with tokenizing() as on_bytes:
+            text = open_text(corpus, on_bytes)
+        choice = choose(text, variants, minutes, jobs, out, len(seeds))
+        own = tuple(seeds) or tuple(range(choice.pairs))
+        return cls(text, choice, tuple(variants), own, not seeds, minutes, jobs, out)
 
-def open_text(corpus: str, progress: Progress | None = None) -> Text:
-    """Tokenizes the corpus, unless that was done before, and refuses one that is too small."""
-    if Path(corpus).expanduser().exists():
-        corpus = str(Path(corpus).expanduser().resolve())
-    config = recipe("mini", corpus=corpus, max_tokens=None, max_valid_tokens=None)
-    least = _tokens(LENGTHS[0])
-    characters = itertools.accumulate(len(piece.text) for _, piece in open_corpus(text_of(config)).stream())
-    if not any(sofar >= least for sofar in characters):
-        raise CoupledQKError(
-            f"{corpus} is too small to compare on: it has less than {least:,} characters; use more text"
-        )
-    info = prepare(text_of(config), progress).info
-    train, valid = info.splits["train"], info.splits["valid"]
-    for split, there, needed in (("training", train, least), ("validation", valid, FEWEST_VALID)):
-        if there.tokens < needed:
-            raise CoupledQKError(
-                f"{corpus} is too small to compare on: it has {there.tokens:,} {split} tokens ({there.bytes:,} bytes), "
-                f"expected {needed:,} at least; use more text"
+    def describe(self) -> str:
+        """What will be trained, how long it will take and what it can detect."""
+        text, choice = self.text, self.choice
+        most = "at most " if self.sequential else ""
+        sample = f"a sample of {choice.tokens:,} of" if choice.tokens < text.train_tokens else "all of"
+        sentences = [
+            f"{text.name}: {most}{choice.pairs} pairs of runs of {choice.steps:,} steps, {choice.passes:.2g} passes over "
+            f"{sample} the {text.train_tokens:,} training tokens, about {choice.minutes:.0f} minutes."
+        ]
+        if choice.pairs > 1:
+            sentences.append(
+                f"80% power to detect an effect of {100 * choice.detectable:.1f}%, if pairs vary as in earlier comparisons "
+                f"(standard deviation {100 * compare_prior().sd:.1f}%)."
             )
-    return Text(corpus, task_name(config), info.hash, train.tokens, valid.tokens)
+        return " ".join(sentences)
 
+    def run(self, overview: Overview, stop: Callable[[], bool] = lambda: False) -> Queue:
+        """Trains pairs until the result is conclusive or the budget is spent."""
+        deadline = time.monotonic() + 60 * self.minutes
 
-def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: Path) -> Choice:
-    """What fits the budget, after a few steps of each variant; as it was chosen before, if this was asked before."""
-    require(0 < minutes < math.inf, "minutes", minutes, "a time above 0")
-    asked = {"text": text.hash, "variants": list(variants), "minutes": minutes}
-    memory = out / "choice.json"
-    known = json.loads(memory.read_text()) if memory.is_file() else {"asked": {}}
-    if known["asked"].get("text", text.hash) != text.hash:
-        raise CoupledQKError(
-            f"{out} holds a comparison on another text, or {text.name} has changed: choose another --out"
+        def done() -> bool:
+            return self.sequential and (self.conclusive_at() is not None or time.monotonic() > deadline)
+
+        return run_plans([self.plan(len(self.seeds))], self.jobs, overview, stop, done)
+
+    def conclusive_at(self) -> int | None:
+        """The number of pairs at the first test that is conclusive, of the pairs that are finished in the order of seeds."""
+        for n in range(FEWEST_PAIRS, self.finished_pairs() + 1):
+            if self._verdicts(self.plan(n), self.level(n))[0].finding != "inconclusive":
+                return n
+        return None
+
+    def _verdicts(self, plan: Plan, level: float) -> tuple[Verdict, ...]:
+        """On all claims, the primary one first, with the variance moderated by that of earlier comparisons."""
+        return tuple(judge_all(self.claims, measured(plan, "best"), PERPLEXITY.better, compare_prior(), level))
+
+    def finished_pairs(self) -> int:
+        """Seeds of which all runs have finished or diverged, counted up to the first of which not all have."""
+        plan = self.plan(len(self.seeds))
+        for n, seed in enumerate(self.seeds):
+            runs = [plan.run(cell) for cell in plan.cells if cell.seed == seed]
+            if not all(run.result or failure(run).get("diverged") for run in runs):
+                return n
+        return len(self.seeds)
+
+    def level(self, n: int, last: bool = False) -> float:
+        """The level of the test after `n` pairs. The last test may use up what earlier ones have left of the error rate."""
+        if not self.sequential or n < 2:
+            return LEVEL
+        most = n if last else len(self.seeds)
+        return SequentialTest(most, min(FEWEST_PAIRS, n), prior_df=compare_prior().df).nominal_level(n)
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Each variant against the baseline; the first is the primary claim."""
+        baseline, *others = self.variants
+        text = f"has lower perplexity than {baseline} on {self.text.name}"
+        return tuple(Claim(f"{name} {text}", "lower", name, baseline, primary=i == 0) for i, name in enumerate(others))
+
+    def plan(self, n: int) -> Plan:
+        """The first `n` pairs as an experiment."""
+        text, choice = self.text, self.choice
+        caption = (
+            f"Each attention was trained {n} times for {choice.steps:,} steps: {choice.passes:.2g} passes over "
+            f"{choice.tokens:,} of {text.train_tokens:,} training tokens, validated on {choice.valid_tokens:,}. A seed gives "
+            "all of them the same initial weights and the same order of the text. The models are small: larger ones may differ."
         )
-    if known["asked"] == asked:
-        return Choice(**known["choice"])
-    choice = fit(text, measure_speeds(text, variants), minutes, jobs)
-    write_atomic(memory, json.dumps({"asked": asked, "choice": asdict(choice)}, indent=1) + "\n")
-    return choice
-
-
-def measure_speeds(text: Text, variants: Sequence[str]) -> dict[str, float]:
-    """Tokens per second of each variant, in training."""
-    from ..runs.training import train_run
-
-    settings = settings_of(text, Choice(PROBE_STEPS, _tokens(LENGTHS[0]), FEWEST_VALID, 0)) | {
-        "eval_every": PROBE_STEPS,
-        "log_every": 2,
-    }
-    speeds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in variants:
-            run = train_run(recipe("mini", name, **settings), Path(folder, name))
-            speeds[name] = run.result["tokens_per_second"]
-    return speeds
-
-
-def fit(text: Text, speeds: dict[str, float], minutes: float, jobs: int) -> Choice:
-    """The longest of LENGTHS for which the text has enough tokens and the budget enough minutes."""
-    valid_tokens = min(text.valid_tokens, text_of(_MINI).max_valid_tokens or text.valid_tokens)
-    choices = [
-        Choice(steps, _tokens(steps), valid_tokens, _minutes(steps, valid_tokens, speeds, jobs)) for steps in LENGTHS
-    ]
-    fitting = [choice for choice in choices if choice.tokens <= text.train_tokens and choice.minutes <= minutes]
-    if not fitting:
-        raise CoupledQKError(
-            f"{minutes:g} minutes are too few: {len(speeds) * len(SEEDS)} runs of {LENGTHS[0]} steps, the fewest that mean "
-            f"something, take about {choices[0].minutes:.0f} here; give --minutes {math.ceil(choices[0].minutes)}"
+        scale = Scale(
+            metric=PERPLEXITY,
+            grid=(Grid(self.variants),),
+            recipe=RECIPE,
+            seeds=self.seeds[:n],
+            settings=settings_of(text, choice),
+            claims=self.claims,
         )
-    return fitting[-1]
+        command = f"coupledqk compare --minutes {self.minutes:g}{' --all' * (len(self.variants) > len(COUPLED))}"
+        title = f"Does coupling help on {text.name}?"
+        experiment = Experiment("compare", title, "your own text", caption, {SCALE: scale}, command=command)
+        return make_plan(experiment, SCALE, self.out)
 
+    def conclude(self) -> Outcome:
+        """The outcome of the pairs that count, with the answer in words and the text's coherence, in its file."""
+        decided = self.conclusive_at() if self.sequential else None
+        n = decided or max(1, self.finished_pairs())
+        plan = self.plan(n)
+        found = replace(outcome(plan), verdicts=self._verdicts(plan, self.level(n, last=decided is None)))
+        config = {**found.config, "task": {**found.config["task"], "corpus": self.text.name}}
+        measured_coherence, why_not = self._coherence()
+        slowdowns = self.choice.slowdowns(self.variants[1], self.variants[0])
+        words = answer(found, self.text.name, measured_coherence, why_not, slowdowns)
+        words = (" ".join([words[0], *self._learned(plan, found), *self._outlook(found)]), *words[1:])
+        found = replace(found, config=config, answer=words, coherence=measured_coherence)
+        write(found, plan.outcome)
+        return found
 
-def _minutes(steps: int, valid_tokens: int, speeds: dict[str, float], jobs: int) -> float:
-    work = steps * _STEP_TOKENS + EVALUATION * EVALUATIONS * valid_tokens
-    seconds = sum(len(SEEDS) * work / speed for speed in speeds.values())
-    return (OVERHEAD + MARGIN * seconds / jobs) / 60
+    def _learned(self, plan: Plan, found: Outcome) -> list[str]:
+        """How the baseline compares with n-gram models of the same text, and whether it has learned enough."""
+        row = next(row for row in found.rows if row.label == self.variants[0])
+        run = next((plan.run(cell) for cell in plan.cells if plan.run(cell).result), None)
+        ngrams = read_baselines(run.result) if run else ()
+        if not ngrams or (bits := row.companions.get(BITS_PER_BYTE.key)) is None:
+            return []
+        if why := objection(bits, ngrams):
+            return [f"Note: {why}. More text or a larger --minutes makes longer runs."]
+        others = ", ".join(f"{each.name} {each.bits_per_byte:.3f}" for each in ngrams if each.order > 1)
+        return [f"{row.label} reaches {bits:.3f} bits per byte (n-gram models of the same text: {others})."]
 
+    def _outlook(self, found: Outcome) -> list[str]:
+        """What a longer budget could detect, if the result is inconclusive."""
+        primary = next(verdict for verdict in found.verdicts if verdict.claim.primary)
+        if primary.finding != "inconclusive" or primary.evidence is None:
+            return []
+        n = primary.evidence.n[0]
+        could = primary.evidence.detectable * detectable_effect(LONGER * n, 1.0) / detectable_effect(n, 1.0)
+        return [f"With {LONGER} times as many pairs it would have 80% power to detect {100 * could:.1f}%."]
 
-def _tokens(steps: int) -> int:
-    return steps * _STEP_TOKENS // PASSES
-
-
-def settings_of(text: Text, choice: Choice) -> dict[str, Any]:
-    """On top of the mini recipe."""
-    every = max(1, choice.steps // EVALUATIONS)
-    return {
-        "corpus": text.corpus,
-        "max_tokens": choice.tokens,
-        "max_valid_tokens": choice.valid_tokens,
-        "steps": choice.steps,
-        "warmup": choice.steps // 15,
-        "eval_every": every,
-        "save_every": every,
-    }
-
-
-def comparison(text: Text, choice: Choice, variants: Sequence[str]) -> Experiment:
-    """The experiment: each variant against standard, euler first of all."""
-    claims = tuple(
-        Claim(
-            f"{name} has lower perplexity than standard on {text.name}",
-            "lower",
-            name,
-            "standard",
-            primary=name == "euler",
-        )
-        for name in variants
-        if name != "standard"
-    )
-    caption = (
-        f"Each attention was trained {len(SEEDS)} times for {choice.steps:,} steps: {PASSES} passes over the first "
-        f"{choice.tokens:,} of {text.train_tokens:,} training tokens, validated on {choice.valid_tokens:,}. A seed gives all "
-        "of them the same initial weights and the same order of the text. The models are small: larger ones may differ."
-    )
-    scale = Scale(
-        metric=PERPLEXITY,
-        grid=(Grid(tuple(variants)),),
-        recipe="mini",
-        seeds=SEEDS,
-        settings=settings_of(text, choice),
-        claims=claims,
-    )
-    return Experiment("compare", f"Does coupling help on {text.name}?", "your own text", caption, {SCALE: scale})
-
-
-def conclude(plan: Plan, text: Text, command: str) -> Outcome:
-    """What came out, with the answer in words and the corpus' coherence, into the plan's outcome file."""
-    found = found_so_far(plan)
-    config = {**found.config, "task": {**found.config["task"], "corpus": text.name}}
-    measured, why_not = _coherence(plan, text)
-    words = answer(found, text.name, measured, why_not)
-    found = replace(found, command=command, config=config, answer=words, coherence=measured)
-    write(found, plan.outcome)
-    return found
-
-
-def _coherence(plan: Plan, text: Text) -> tuple[dict[str, dict[str, Any]], str]:
-    """Of the text by its name, measured once; or none, and why."""
-    memory = plan.out / "coherence.json"
-    if memory.is_file() and (known := json.loads(memory.read_text()))["text"] == text.hash:
-        return {text.name: known["coherence"]}, ""
-    try:
-        measured = asdict(coherence(piece.text for _, piece in open_corpus(LMConfig(corpus=text.corpus)).stream()))
-    except CoupledQKError as error:
-        return {}, str(error)
-    write_atomic(memory, json.dumps({"text": text.hash, "coherence": measured}, indent=1) + "\n")
-    return {text.name: measured}, ""
+    def _coherence(self) -> tuple[dict[str, dict[str, Any]], str]:
+        """Of the text by its name, measured once; or none, and why."""
+        memory, text = self.out / "coherence.json", self.text
+        if memory.is_file() and (known := json.loads(memory.read_text()))["text"] == text.hash:
+            return {text.name: known["coherence"]}, ""
+        try:
+            found = asdict(coherence(piece.text for _, piece in open_corpus(LMConfig(corpus=text.corpus)).stream()))
+        except CoupledQKError as error:
+            return {}, str(error)
+        write_atomic(memory, json.dumps({"text": text.hash, "coherence": found}, indent=1) + "\n")
+        return {text.name: found}, ""

@@ -46,10 +46,11 @@ def run_plans(
     jobs: int | None = None,
     overview: Overview | None = None,
     stop: Callable[[], bool] = lambda: False,
+    done: Callable[[], bool] = lambda: False,
 ) -> Queue:
     """Trains the runs of several plans on one queue; the runs that they share are trained once.
 
-    Whatever would make it fail afterwards is checked first.
+    Whatever would make it fail afterwards is checked first. `done` says that no more runs are needed.
     """
     jobs = default_jobs(plans) if jobs is None else jobs
     check_jobs(jobs)
@@ -61,7 +62,7 @@ def run_plans(
         for label, reason in too_large(plan).items():
             overview.note(f"{label} is left out: {reason}")
             queue.leave_out(plan, label)
-    run_queue(queue, LocalPool(jobs), overview, stop)
+    run_queue(queue, LocalPool(jobs), overview, stop, done)
     return queue
 
 

@@ -47,6 +47,8 @@ class Queue:
     """By the name of a cell, why it did not finish."""
     stopped: bool = False
     """Whether the user stopped it."""
+    complete: bool = False
+    """Whether no more runs are needed, although some may be left."""
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "Queue":
@@ -86,26 +88,39 @@ class Queue:
         return None
 
 
-def run_queue(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool] = lambda: False) -> None:
-    """Trains every cell that is not finished. A plan's outcome is written after each of its cells and at the end."""
+def run_queue(
+    queue: Queue,
+    engine: Engine,
+    overview: Overview,
+    stop: Callable[[], bool] = lambda: False,
+    done: Callable[[], bool] = lambda: False,
+) -> None:
+    """Trains every cell that is not finished. A plan's outcome is written after each of its cells and at the end.
+
+    `stop` says that the user asked to stop. `done` is called before the first run and after each, and says that no more are
+    needed.
+    """
     for plan in queue.plans:
         write_outcome(plan)
     try:
         with overview:
             overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
-            _train_all(queue, engine, overview, stop)
+            _train_all(queue, engine, overview, stop, done)
     finally:
         engine.close()
         for plan in queue.plans:
             write_outcome(plan)
 
 
-def _train_all(queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool]) -> None:
+def _train_all(
+    queue: Queue, engine: Engine, overview: Overview, stop: Callable[[], bool], done: Callable[[], bool]
+) -> None:
+    queue.complete = done()
     while True:
         if stop() and not queue.stopped:
             queue.stopped = True
             engine.stop()
-        while not queue.stopped and engine.free() and (cell := queue.next()):
+        while not (queue.stopped or queue.complete) and engine.free() and (cell := queue.next()):
             queue.running[queue.run(cell).path] = cell
             engine.start(cell.config, queue.run(cell).path)
             overview.started(cell)
@@ -113,6 +128,9 @@ def _train_all(queue: Queue, engine: Engine, overview: Overview, stop: Callable[
             return
         for message in engine.wait(POLL_SECONDS):
             on_message(message, queue, overview)
+            if message.kind != "step" and not queue.complete and done():
+                queue.complete = True
+                engine.stop()
 
 
 def on_message(message: Message, queue: Queue, overview: Overview) -> None:
@@ -121,7 +139,7 @@ def on_message(message: Message, queue: Queue, overview: Overview) -> None:
         overview.step(cell, message.step)
         return
     del queue.running[message.folder]
-    if message.kind != "finished":
+    if message.kind != "finished" and not (queue.complete and message.kind == "interrupted"):
         queue.troubles[cell.name] = message.error or "stopped on request"
     overview.ended(cell, queue.run(cell), message.kind, message.error)
     for plan in queue.plans:
