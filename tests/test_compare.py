@@ -18,6 +18,7 @@ from coupledqk.lab.budget import FEWEST_PAIRS, LENGTHS, Choice, Text, choose, fi
 from coupledqk.lab.compare import COUPLED, Comparison
 from coupledqk.outcome import Claim, Outcome, read
 from coupledqk.run_folder import variant_name
+from coupledqk.statistics import sequential
 from test_lab_report import make_outcome
 from test_report import text_of
 from test_runner import Pretend, Watch
@@ -26,6 +27,15 @@ NOVEL = Text("/texts/novel.txt", "novel", "abc", train_tokens=5_000_000, valid_t
 SPEEDS = {"standard": (30_000.0, 28_000.0, 31_000.0), "euler": (25_000.0, 20_000.0, 26_000.0)}
 CLAIM = Claim("euler is better", "lower", "euler", "standard", primary=True)
 COHERENCE = {"novel": {"gain": 0.81, "interval": (0.7, 0.9), "n_documents": 40, "context_bytes": 1_000_000}}
+
+
+@pytest.fixture(autouse=True)
+def _fewer_draws(monkeypatch: pytest.MonkeyPatch):
+    """The levels of the sequential test are simulated; here they need not be exact."""
+    monkeypatch.setattr(sequential, "DRAWS", 4_000)
+    sequential._scale.cache_clear()
+    yield
+    sequential._scale.cache_clear()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .dynamics import Method, evolve, register_dynamics
     from .errors import CoupledQKError
     from .hf import couple, load_coupling, save_coupling, uncouple
+    from .lab.compare import compare
     from .lab.laboratory import run_experiment
     from .layers import KVCache
     from .model import TransformerLM
@@ -38,6 +39,7 @@ _HOME = {
     "ScoringConfig": "config",
     "TransformerLM": "model",
     "VARIANTS": "variants",
+    "compare": "lab.compare",
     "couple": "hf",
     "evolve": "dynamics",
     "load_coupling": "hf",
@@ -70,6 +72,7 @@ __all__ = [
     "Run",
     "ScoringConfig",
     "TransformerLM",
+    "compare",
     "couple",
     "evolve",
     "load_coupling",
