@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..recipes import recipe
+from ..report.listing import results_table
 from ..report.runs_page import Sample, write_page
-from .output import results_table
 from .train import train_or_exit
 
 VARIANTS = ("standard", "euler", "diff")

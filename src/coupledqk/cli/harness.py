@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .output import table
+from ..terminal import table
 from .plugin import WithPlugin
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run_folder import RunFolder
-from ..terminal import stop_on_signals, table, wrapped
+from ..terminal import stop_on_signals
 
 if TYPE_CHECKING:
     from ..lab.cells import Plan
@@ -63,26 +62,3 @@ def exit_unless_finished(queue: "Queue") -> None:
         sys.exit(130)
     if queue.failed:
         sys.exit(1)
-
-
-def results_table(runs: Sequence[RunFolder]) -> str:
-    """One row per finished run of one task: best and final measure, parameters, speed."""
-    measure = runs[0].config.task.measure
-    rows = []
-    for run in runs:
-        best, final, speed = run.result["best"], run.result["final"], run.result["tokens_per_second"]
-        rows.append(
-            [
-                run.info["variant"],
-                str(run.config.seed),
-                measure.show(best[measure.key]),
-                measure.show(final[measure.key]),
-                *(beside.show(best[beside.key]) for beside in measure.companions),
-                f"{run.info['parameters']:,}",
-                f"{speed:,.0f}" if speed else "",
-            ]
-        )
-    beside = [companion.name for companion in measure.companions]
-    head = ["attention", "seed", f"{measure.name}: best", "final", *beside, "parameters", "tokens/s"]
-    definition = f"{measure.name.capitalize()}: {runs[0].result['definition']}."
-    return f"{table(head, rows)}\n\n{wrapped(definition)}"

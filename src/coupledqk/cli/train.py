@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
+from ..report.listing import results_table
 from ..run_folder import RunFolder, default_name
 from ..schema import change, to_toml
-from .output import results_table
 from .settings import WithSettings, parse_settings, settings_help
 
 if TYPE_CHECKING:

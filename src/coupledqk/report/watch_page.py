@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ..errors import CoupledQKError
 from ..measure import Measure
-from ..run_folder import RunFolder, find_runs, task_name
+from ..run_folder import RunFolder, task_name
 from ..terminal import duration
 from .baselines import NOTE, baselines_table, models_of_runs
+from .listing import runs_in
 from .page import render, render_part
 from .runs_page import HeadTable, head_tables, learning_curves, short_names
 from .snapshot import Snapshot
@@ -75,18 +76,15 @@ def watch_part(paths: Sequence[Path]) -> str:
 
 
 def runs_below(paths: Sequence[Path]) -> list[RunFolder]:
-    """The runs in some folders and below them."""
+    """The runs in some folders and below them; at least one."""
     if not paths:
         raise CoupledQKError("no folder given: name run folders or folders of runs, such as `coupledqk watch runs`")
-    for path in paths:
-        if not path.is_dir():
-            raise CoupledQKError(f"{path}: no such folder; `coupledqk train` writes runs, by default below `runs`")
-    runs = {run.path.resolve(): run for path in paths for run in find_runs(path)}
+    runs = runs_in(paths)
     if not runs:
         raise CoupledQKError(
             f"{', '.join(map(str, paths))}: no run there yet; `coupledqk train --out FOLDER` starts one"
         )
-    return list(runs.values())
+    return runs
 
 
 def fingerprint(paths: Sequence[Path]) -> list[tuple[str, ...]]:
@@ -117,7 +115,7 @@ def _group(members: Sequence[tuple[RunFolder, Snapshot]]) -> Group:
     snapshots = [snapshot for _, snapshot in members]
     config, measure = snapshots[0].config, snapshots[0].config.task.measure
     names = short_names(snapshots)
-    urgency = [(run.status == "running", str(snapshot.info.get("started", ""))) for run, snapshot in members]
+    urgency = [(run.status == "running", _last_start(snapshot)) for run, snapshot in members]
     drawn = sorted(sorted(range(len(members)), key=urgency.__getitem__, reverse=True)[:MOST_CURVES])
     shown_names, shown = [names[i] for i in drawn], [snapshots[i] for i in drawn]
     models = models_of_runs(shown_names, shown)
@@ -130,6 +128,12 @@ def _group(members: Sequence[tuple[RunFolder, Snapshot]]) -> Group:
         head_tables=head_tables(shown_names, shown),
         left_out=len(members) - len(drawn),
     )
+
+
+def _last_start(snapshot: Snapshot) -> str:
+    """The date of the last start of a run, which sorts as text; empty if it is not known."""
+    starts = snapshot.info.get("starts") or [{}]
+    return str(starts[-1].get("started", ""))
 
 
 def _progress(name: str, run: RunFolder, snapshot: Snapshot) -> Progress:

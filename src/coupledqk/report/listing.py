@@ -1,0 +1,71 @@
+"""Runs as rows of a table for the terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import identity
+from ..errors import CoupledQKError
+from ..run_folder import RunFolder, find_runs, task_name, variant_name
+from ..terminal import table, wrapped
+
+
+def runs_in(folders: Sequence[Path]) -> list[RunFolder]:
+    """The runs in some folders and below them, each once."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise CoupledQKError(f"{folder}: no such folder; name the one that holds runs, as in `coupledqk runs demo`")
+    return list({run.path.resolve(): run for folder in folders for run in find_runs(folder)}.values())
+
+
+def run_record(run: RunFolder) -> dict[str, Any]:
+    """What a run trains, its progress, and the measures of its best validation, as plain values."""
+    config, valid, train = run.config, run.metrics("valid"), run.metrics("train")
+    lowest = min(valid, key=lambda each: each["loss"], default={})
+    measure = config.task.measure
+    step = max((each["step"] for each in (*valid[-1:], *train[-1:])), default=0)
+    return {
+        "run": str(run.path),
+        "attention": variant_name(config),
+        "seed": config.seed,
+        "corpus": task_name(config),
+        "status": run.status,
+        "step": f"{step}/{config.train.steps}",
+        **{each.key: lowest.get(each.key) for each in (measure, *measure.companions)},
+        "identity": identity(config),
+    }
+
+
+def runs_table(runs: Sequence[RunFolder]) -> str:
+    """One row per run, finished or not, of any task."""
+    keys = ("run", "attention", "seed", "status", "step")
+    rows = []
+    for run in runs:
+        record, measure = run_record(run), run.config.task.measure
+        measured = [each for each in (measure, *measure.companions) if record[each.key] is not None]
+        best = ", ".join(f"{each.name} {each.show(record[each.key])}" for each in measured)
+        rows.append([*(str(record[key]) for key in keys), best])
+    return table([*keys, "best validation"], rows)
+
+
+def results_table(runs: Sequence[RunFolder]) -> str:
+    """One row per finished run of one task: best and final measure, parameters, speed; and the measure's definition."""
+    measure = runs[0].config.task.measure
+    rows = []
+    for run in runs:
+        best, final, speed = run.result["best"], run.result["final"], run.result["tokens_per_second"]
+        rows.append(
+            [
+                run.info["variant"],
+                str(run.config.seed),
+                measure.show(best[measure.key]),
+                measure.show(final[measure.key]),
+                *(beside.show(best[beside.key]) for beside in measure.companions),
+                f"{run.info['parameters']:,}",
+                f"{speed:,.0f}" if speed else "",
+            ]
+        )
+    beside = [companion.name for companion in measure.companions]
+    head = ["attention", "seed", f"{measure.name}: best", "final", *beside, "parameters", "tokens/s"]
+    definition = f"{measure.name.capitalize()}: {runs[0].result['definition']}."
+    return f"{table(head, rows)}\n\n{wrapped(definition)}"
