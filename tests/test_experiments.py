@@ -128,7 +128,7 @@ def test_grids_expand_as_the_paper_says():
     ]
     assert times == pytest.approx([0.3] * 9, abs=1e-4)
     corpora = make_plan(load("corpus"), "mini").cells
-    assert {cell.config.task.max_tokens for cell in corpora} == {229_376}  # pyright: ignore[reportAttributeAccessIssue]
+    assert {cell.config.task.max_tokens for cell in corpora} == {4_096_000}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", ["convergence-60m", "tokens-to-reach"])
