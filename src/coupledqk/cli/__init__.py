@@ -26,6 +26,7 @@ from .harness import Harness
 from .import_ import Import
 from .mqar import Mqar
 from .params import Params
+from .plan import Plan
 from .plugin import WithPlugin
 from .report import Report
 from .reproduce import Reproduce
@@ -55,6 +56,7 @@ COMMANDS = {
     "harness": Harness,
     "data": Data,
     "params": Params,
+    "plan": Plan,
     "bench": Bench,
 }
 

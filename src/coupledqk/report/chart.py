@@ -86,6 +86,25 @@ def line_chart(
     return printable("\n".join(parts))
 
 
+def chart_grid(charts: Sequence[str], columns: int) -> str:
+    """Charts in rows of `columns`, as one SVG."""
+    rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
+    parts, y = [], 0
+    for row in rows:
+        for column, chart in enumerate(row):
+            parts.append(chart.replace("<svg ", f'<svg x="{column * WIDTH}" y="{y}" ', 1))
+        y += max(_height(chart) for chart in row)
+    width = columns * WIDTH
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}">'
+    return "\n".join([start, *parts, "</svg>"])
+
+
+def _height(chart: str) -> int:
+    found = re.search(r' height="(\d+)"', chart)
+    assert found is not None
+    return int(found[1])
+
+
 def printable(text: str) -> str:
     """Without the characters that XML forbids, which a name or a model's text may contain."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)

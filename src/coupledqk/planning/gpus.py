@@ -1,0 +1,80 @@
+"""Common GPUs: memory and peak speed, from their vendors' data sheets. Torch-free.
+
+Peak speeds are those of dense matrix products that sum in float32, as PyTorch's do. Data sheets often lead with twice as
+much, for sparse matrices, and for GeForce cards with twice as much again, for sums in float16.
+"""
+
+from dataclasses import dataclass
+
+from ..errors import CoupledQKError, unknown
+
+GIB = 2**30
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class GPU:
+    name: str
+    memory: float
+    """In bytes."""
+    fp16: float
+    """Peak FLOP/s of matrix products."""
+    bf16: float | None
+    """None if there is no hardware for it."""
+    fp32: float
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s at a precision of `TrainConfig`."""
+        found = {"fp16": self.fp16, "bf16": self.bf16, "fp32": self.fp32}[precision]
+        if found is None:
+            raise CoupledQKError(f"{self.name} has no bf16: set --precision fp16 or fp32, or choose another GPU")
+        return found
+
+
+def _gpu(name: str, gib: float, fp16: float, bf16: float | None, fp32: float) -> GPU:
+    return GPU(name, gib * GIB, fp16 * TERA, None if bf16 is None else bf16 * TERA, fp32 * TERA)
+
+
+GPUS: dict[str, GPU] = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("RTX 2080 Ti", 11, 53.8, None, 13.4),  # NVIDIA Turing GPU architecture whitepaper, appendix A
+        _gpu("RTX 3090", 24, 71, 71, 35.6),  # NVIDIA Ampere GA102 whitepaper, appendix A
+        _gpu("RTX 4090", 24, 165.2, 165.2, 82.6),  # NVIDIA Ada GPU architecture whitepaper, appendix A
+        _gpu("T4", 16, 65, None, 8.1),  # NVIDIA T4 data sheet
+        _gpu("V100 16GB", 16, 125, None, 15.7),  # NVIDIA V100 data sheet, SXM2
+        _gpu("V100 32GB", 32, 125, None, 15.7),
+        _gpu("A10", 24, 125, 125, 31.2),  # NVIDIA A10 data sheet
+        _gpu("A40", 48, 149.7, 149.7, 37.4),  # NVIDIA A40 data sheet
+        _gpu("A100 40GB", 40, 312, 312, 19.5),  # NVIDIA A100 data sheet
+        _gpu("A100 80GB", 80, 312, 312, 19.5),
+        _gpu("L4", 24, 121, 121, 30.3),  # NVIDIA L4 data sheet, half of its figures with sparsity
+        _gpu("L40S", 48, 362, 362, 91.6),  # NVIDIA L40S data sheet
+        _gpu("H100 PCIe", 80, 756, 756, 51),  # NVIDIA H100 data sheet, half of its figures with sparsity
+        _gpu("H100 SXM", 80, 989, 989, 67),
+        _gpu("H200", 141, 989, 989, 67),  # NVIDIA H200 data sheet, half of its figures with sparsity
+        _gpu("MI250X", 128, 383, 383, 47.9),  # AMD Instinct MI250X data sheet; two devices of half of this each
+        _gpu("MI300X", 192, 1307.4, 1307.4, 163.4),  # AMD Instinct MI300X data sheet
+    )
+}
+
+
+def find_gpu(name: str, flops: float | None = None, memory_gib: float | None = None) -> GPU:
+    """A GPU of the table, or any other by its FLOP/s and memory."""
+    for option, value in (("--flops", flops), ("--memory", memory_gib)):
+        if value is not None and not value > 0:
+            raise CoupledQKError(f"{option} {value:g}: expected greater than 0")
+    if flops is not None and memory_gib is not None:
+        return GPU(name, memory_gib * GIB, flops, flops, flops)
+    if flops is not None or memory_gib is not None:
+        raise CoupledQKError("--flops and --memory describe a GPU together: give both, or --gpu alone")
+    by_key = {_key(known): gpu for known, gpu in GPUS.items()}
+    if _key(name) not in by_key:
+        raise unknown("GPU", name, GPUS)
+    return by_key[_key(name)]
+
+
+def _key(name: str) -> str:
+    """The same for `rtx2080ti`, `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti`."""
+    words = name.casefold().replace("-", " ").split()
+    return "".join(word for word in words if word not in ("nvidia", "geforce", "amd", "instinct", "tesla"))

@@ -1,0 +1,122 @@
+"""The memory of one training step on one device, by part, at the moments when it may be largest."""
+
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from ..config import ModelConfig
+from ..costs import FLOAT32, count_parameters
+from ..loss import BLOCK
+from .trace import Pass, kept
+
+Strategy = Literal["single", "ddp", "fsdp"]
+HALF = 2
+
+_parameters = lru_cache(maxsize=1024)(count_parameters)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at one moment."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """AdamW's two moments."""
+    activations: float
+    """Kept for the backward pass."""
+    copies: float
+    """Half-precision copies of the weights, which autocast makes."""
+    loss: float
+    """A block of logits, and the gradients that the loss computes in the forward pass."""
+    workspace: float
+    """Temporaries of the backward pass of one block; with checkpointing, its recomputed activations among them."""
+    communication: float
+    """DDP's gradient buckets; FSDP's gathered weights and the gradients on their way to the shards."""
+
+    @property
+    def total(self) -> float:
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest memory of a training step, after the first one, on one device."""
+
+    total: float
+    parts: Memory
+    """Each part when it is largest. That is not at one moment for all of them, so that they may add up to more."""
+
+
+def peak_memory(
+    model: ModelConfig, how: Pass, accumulates: bool, strategy: Strategy = "single", devices: int = 1
+) -> Peak:
+    found = moments(model, how, accumulates, strategy, devices)
+    return Peak(max(memory.total for memory in found), Memory(*map(max, zip(*map(astuple, found), strict=True))))
+
+
+def moments(
+    model: ModelConfig, how: Pass, accumulates: bool, strategy: Strategy = "single", devices: int = 1
+) -> list[Memory]:
+    """The loss, its backward pass, that of the last block, and that of the embedding.
+
+    `accumulates` says that gradients of earlier micro-batches exist; otherwise they come into being while activations go.
+    """
+    found = kept(model, how)
+    weights = FLOAT32 * _parameters(model)
+    embedding = FLOAT32 * model.vocab_size * model.d_model
+    states = FLOAT32 * how.rows * how.seq_len * model.d_model
+    shards = devices if strategy == "fsdp" else 1
+    earlier = weights / shards if accumulates else 0.0
+    common = Memory(
+        weights=weights / shards,
+        gradients=earlier,
+        optimizer=2 * weights / shards,
+        activations=found.activations,
+        copies=0 if how.checkpointing else found.copies,
+        loss=0,
+        workspace=0,
+        communication=_communication(model, strategy),
+    )
+    logits = _loss_temporaries(model, how)
+    return [
+        # the states, their gradient and that of the embedding, which exist from the forward pass on
+        replace(common, copies=found.copies, loss=2 * states + embedding + logits),
+        replace(common, loss=2 * states + 2 * embedding),
+        replace(common, loss=embedding, workspace=found.workspace),
+        # the tied embedding has two gradients, which are added at the end
+        replace(
+            common,
+            gradients=weights / shards,
+            activations=0,
+            copies=0,
+            loss=(2 if accumulates else 1) * embedding,
+            workspace=states,
+        ),
+    ]
+
+
+def _loss_temporaries(model: ModelConfig, how: Pass) -> int:
+    """What `loss.linear_cross_entropy` holds besides the gradients that it returns."""
+    tokens, vocabulary = how.rows * how.seq_len, model.vocab_size
+    rows = min(tokens, max(1, BLOCK // vocabulary))
+    logits = rows * vocabulary
+    if how.precision == "fp32":
+        return FLOAT32 * (logits + rows * model.d_model)
+    # logits in half precision and in float32, and their gradient; while a block is made, the last one's are still there
+    matrix = HALF * vocabulary * model.d_model
+    one_block = (HALF + FLOAT32 + HALF) * logits
+    return matrix + max(one_block + matrix, one_block + FLOAT32 * logits if rows < tokens else 0)
+
+
+def _communication(model: ModelConfig, strategy: Strategy) -> int:
+    if strategy == "single":
+        return 0
+    total = FLOAT32 * _parameters(model)
+    if strategy == "ddp":
+        return total
+    one, two = (_parameters(replace(model, n_layers=n)) for n in (1, 2))
+    block = FLOAT32 * (two - one)
+    root = total - model.n_layers * block
+    # gathered: the embedding throughout, a block and the next one; a block's gradients, and they again in order of the shards
+    return root + 2 * block + 2 * block

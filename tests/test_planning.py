@@ -1,0 +1,227 @@
+"""A plan is what the modules do: bytes as autograd saves them, refusals in one line."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from coupledqk import TransformerLM, preset
+from coupledqk.cli import main
+from coupledqk.config import ModelConfig
+from coupledqk.costs import count_parameters, flops
+from coupledqk.errors import CoupledQKError
+from coupledqk.lab.cells import make_plan
+from coupledqk.lab.experiment import load
+from coupledqk.loss import _blockwise
+from coupledqk.planning import memory
+from coupledqk.planning.estimate import Machine, estimate, largest, require_fit, training_hours
+from coupledqk.planning.gpus import GIB, GPUS, find_gpu
+from coupledqk.planning.memory import moments, peak_memory
+from coupledqk.planning.trace import LiveBytes, Pass, kept, saved_bytes
+from coupledqk.recipes import recipe
+from coupledqk.variants import PAPER_VARIANTS
+
+T = 128  # long enough for the CPU's own way of differential scoring
+AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
+POSITIONS = ["learned", "rope"]
+
+
+def small(variant: str, **settings) -> ModelConfig:
+    shape = {"d_model": 64, "n_heads": 4, "n_layers": 3, "d_ff": 96, "vocab_size": 53, "n_positions": T}
+    return preset("nano", variant, **{**shape, **settings})
+
+
+def really_saved(config: ModelConfig, how: Pass) -> tuple[int, int]:
+    """By autograd, in a forward pass of the real model."""
+    model = TransformerLM(config)
+    model.gradient_checkpointing = how.checkpointing
+    for block in model.blocks:
+        block.attn.dynamics.impl = how.impl
+    tokens = torch.zeros(how.rows, how.seq_len, dtype=torch.long)
+    autocast = torch.autocast("cpu", AUTOCAST[how.precision], enabled=how.precision != "fp32")
+    with saved_bytes(model) as saved, autocast:
+        model.hidden(tokens)
+    return saved.activations, saved.copies
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize(
+    ("variant", "impl"), [*((name, "auto") for name in PAPER_VARIANTS), ("euler", "fused"), ("hamiltonian", "fused")]
+)
+def test_activations_are_what_autograd_saves(variant: str, impl: str, positions: str, precision: str) -> None:
+    config, how = small(variant, positions=positions), Pass(2, T, precision, impl=impl, kernels="cpu")
+    found = kept(config, how)
+    assert (found.activations, found.copies) == really_saved(config, how)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("variant", PAPER_VARIANTS)
+def test_with_checkpointing_a_block_keeps_its_input(variant: str, positions: str) -> None:
+    config, how = small(variant, positions=positions), Pass(2, T, checkpointing=True, kernels="cpu")
+    saved, _ = really_saved(config, how)
+    if positions == "rope":
+        saved += (
+            4 * T * 64 // 4 // (2 if variant == "diff" else 1)
+        )  # cosines and sines, which checkpointing holds by itself
+    assert kept(config, how).activations == pytest.approx(saved, rel=0.02)
+    assert kept(config, how).activations < kept(config, replace(how, checkpointing=False)).activations / 5
+
+
+def test_standard_attention_on_a_gpu_by_hand() -> None:
+    config, rows = small("standard"), 2
+    d, d_ff, heads = config.d_model, config.d_ff, config.n_heads
+    norm = 4 * d + 4  # its input and a number
+    # in half precision: normed twice, q, k, v, attention's output, gate, up, their product; in float32 the softmax' sums
+    block = 2 * norm + 2 * (2 * d + 3 * d + d + 3 * d_ff) + 4 * heads
+    once = norm + 8  # the final norm and the token
+    found = kept(config, Pass(rows, T, "bf16"))
+    assert found.activations == rows * T * (config.n_layers * block + once) + 8 * T
+    matrices = config.n_layers * (4 * d * d + 3 * d * d_ff)
+    assert found.copies == 2 * matrices
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fused_hamiltonian_keeps_as_much_as_standard_only_in_float32(precision: str) -> None:
+    how = Pass(2, T, precision, impl="fused", kernels="cpu")
+    more = kept(small("hamiltonian"), how).activations - kept(small("standard"), how).activations
+    q_and_k = 3 * 2 * T * 2 * 64 * 2  # layers, tokens, both, width, half precision
+    assert more == (0 if precision == "fp32" else q_and_k)
+
+
+@pytest.mark.parametrize("variant", ["standard", "diff", "hamiltonian"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_on_a_gpu_activations_grow_by_the_row(variant: str, checkpointing: bool) -> None:
+    one, three, five = (kept(small(variant), Pass(n, T, "bf16", checkpointing)) for n in (1, 3, 5))
+    assert five.activations - three.activations == three.activations - one.activations > 0
+    assert one.copies == five.copies
+
+
+@pytest.mark.parametrize("dtype", AUTOCAST.values())
+def test_the_memory_of_the_loss_is_that_of_its_tensors(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, vocabulary, d, block = 256, 1000, 16, 64 * 1000
+    monkeypatch.setattr("coupledqk.loss.BLOCK", block)
+    monkeypatch.setattr(memory, "BLOCK", block)
+    x, weight, targets = torch.randn(rows, d), torch.randn(vocabulary, d), torch.zeros(rows, dtype=torch.long)
+    with LiveBytes() as live:
+        before = live.start()
+        _blockwise._init_fn(x, weight, targets, dtype, True)
+    precision = "fp32" if dtype == torch.float32 else "bf16"
+    config = small("standard", d_model=d, vocab_size=vocabulary)
+    at_loss = moments(config, Pass(2, T, precision), accumulates=False)[0]
+    states = 4 * rows * d  # they are there before
+    assert at_loss.loss - states == pytest.approx(live.peak - before, rel=0.03)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("variant", ["standard", "hamiltonian"])
+def test_the_peak_is_that_of_a_real_step(variant: str, checkpointing: bool) -> None:
+    """All tensors of the second of two micro-batches but for the logits, which an operator hides: here they do not matter."""
+    config, how = small(variant, n_layers=4), Pass(4, T, checkpointing=checkpointing, kernels="cpu")
+    model = TransformerLM(config)
+    model.gradient_checkpointing = checkpointing
+    tokens = torch.zeros(how.rows, how.seq_len, dtype=torch.long)
+    model(tokens, tokens).backward()
+    with LiveBytes() as live:
+        before = live.start()
+        model(tokens, tokens).backward()
+    found = peak_memory(config, how, accumulates=True)
+    state = found.parts.weights + found.parts.gradients + found.parts.optimizer
+    assert found.total - state == pytest.approx(live.peak - before, rel=0.01)
+
+
+def test_fsdp_shards_the_state_and_ddp_repeats_it() -> None:
+    config, how = small("hamiltonian", n_layers=12), Pass(1, T)
+    one, ddp, fsdp = (
+        peak_memory(config, how, True, strategy, devices).parts
+        for strategy, devices in (("single", 1), ("ddp", 4), ("fsdp", 4))
+    )
+    assert one.weights == ddp.weights == 4 * fsdp.weights == 4 * count_parameters(config)
+    assert ddp.communication == ddp.gradients == 4 * fsdp.gradients
+    assert ddp.optimizer == 4 * fsdp.optimizer == 2 * ddp.weights
+    assert one.communication == 0 < fsdp.communication < ddp.communication
+
+
+def test_the_largest_number_of_rows() -> None:
+    assert [largest(lambda n: 10 * n, limit, 8) for limit in (5, 10, 35, 79, 80, 1000)] == [0, 1, 3, 7, 8, 8]
+    assert largest(lambda n: 1 if n == 4 else 10 * n, 5, 4) == 4
+
+
+def test_time_is_flops_by_speed_and_checkpointing_repeats_the_forward_pass() -> None:
+    config, machine = recipe("wikitext-103"), Machine(find_gpu("mine", 1e14, 10), 4, 0.25)
+    work = flops(config.model, 512)
+    assert training_hours(config, machine, False) == pytest.approx(30_000 * 32 * 512 * work.training / 1e14 / 3600)
+    extra = training_hours(config, machine, True) / training_hours(config, machine, False)
+    assert extra == pytest.approx(1 + (work.forward - work.logits) / work.training)
+
+
+def test_the_best_option_fits_and_a_row_more_does_not() -> None:
+    config = recipe("nano", "hamiltonian")
+    model = config.model
+    how = Pass(5, config.train.seq_len)
+    room = peak_memory(model, how, accumulates=True).total
+    machine = Machine(find_gpu("mine", 1e12, 1.0001 * room / GIB / 0.9), 1, 0.5)
+    best = estimate(config, machine).options[0]
+    assert (best.micro_batch, best.fits) == (5, True)
+    assert peak_memory(model, replace(how, rows=6), accumulates=True).total > machine.usable
+
+
+@pytest.mark.parametrize("name", ["RTX 2080 Ti", "rtx2080ti", "NVIDIA GeForce RTX 2080 Ti"])
+def test_a_gpu_is_found_by_its_usual_names(name: str) -> None:
+    assert find_gpu(name) is GPUS["RTX 2080 Ti"]
+
+
+def test_a_model_that_does_not_fit_says_what_would_help() -> None:
+    config = recipe("nano", n_layers=40)
+    tight, hopeless = (Machine(find_gpu("mine", 1e12, gib), 1, 0.5) for gib in (0.12, 0.001))
+    with pytest.raises(CoupledQKError, match=r"micro-batch 1 with checkpointing.*: use fsdp on \d+ GPUs"):
+        require_fit(estimate(config, tight), "nano")
+    with pytest.raises(CoupledQKError, match="more GPUs are not enough"):
+        require_fit(estimate(config, hopeless), "nano")
+
+
+NANO = ("plan", "--recipe", "nano")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*NANO, "--gpu", "RTX 2080"), "unknown GPU 'RTX 2080': did you mean 'RTX 2080 Ti'"),
+        ((*NANO, "--gpus", "0"), "--gpus 0: expected at least 1"),
+        ((*NANO, "--gpus", "17"), "17 GPUs cannot share a batch of 16 sequences"),
+        ((*NANO, "--utilisation", "40"), "--utilisation 40: expected greater than 0 and at most 1"),
+        ((*NANO, "--flops", "1e12"), "give both"),
+        ((*NANO, "--flops", "1e12", "--memory", "0"), "--memory 0: expected greater than 0"),
+        ((*NANO, "--precision", "bf16"), "RTX 2080 Ti has no bf16"),
+        ((*NANO, "--micro-batch", "4"), "--micro-batch is chosen by the plan"),
+        (("plan", "laddr"), "unknown experiment 'laddr'"),
+        (("plan", "large", "--lr", "1"), "takes one experiment and no settings"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_plan_of_a_run_with_its_figure(tmp_path, capsys: pytest.CaptureFixture) -> None:
+    main([*NANO, "--gpus", "2", "--seq-len", "128", "--figure", str(tmp_path / "growth.svg")])
+    said = capsys.readouterr().out
+    assert "coupledqk train --recipe nano --variant standard --seq-len 128 --micro-batch 8" in said
+    assert "--parallel ddp" in said
+    assert "No GPU has checked" in said
+    svg = (tmp_path / "growth.svg").read_text()
+    assert svg.count('class="chart"') == 8
+    for label in ("tokens in a sequence", "d_model", "layers", "GPUs"):
+        assert svg.count(f'data-x-label="{label}"') == 2
+
+
+def test_a_plan_of_an_experiment_counts_every_run(capsys: pytest.CaptureFixture) -> None:
+    main(["plan", "smoke", "--scale", "mini"])
+    said = capsys.readouterr().out
+    n_runs = len(make_plan(load("smoke"), "mini").cells)
+    assert f"{n_runs} of {n_runs} runs fit" in said
+    assert "coupledqk reproduce smoke --scale mini" in said
