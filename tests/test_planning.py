@@ -9,6 +9,7 @@ from coupledqk import TransformerLM, preset
 from coupledqk.cli import main
 from coupledqk.config import ModelConfig
 from coupledqk.costs import count_parameters, flops
+from coupledqk.dynamics import set_impl
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import make_plan
 from coupledqk.lab.experiment import load
@@ -35,8 +36,7 @@ def really_saved(config: ModelConfig, how: Pass) -> tuple[int, int]:
     """By autograd, in a forward pass of the real model."""
     model = TransformerLM(config)
     model.gradient_checkpointing = how.checkpointing
-    for block in model.blocks:
-        block.attn.dynamics.impl = how.impl
+    set_impl(model, how.impl)
     tokens = torch.zeros(how.rows, how.seq_len, dtype=torch.long)
     autocast = torch.autocast("cpu", AUTOCAST[how.precision], enabled=how.precision != "fp32")
     with saved_bytes(model) as saved, autocast:
@@ -132,10 +132,8 @@ def test_the_peak_is_that_of_a_real_step(variant: str, checkpointing: bool) -> N
 
 def test_fsdp_shards_the_state_and_ddp_repeats_it() -> None:
     config, how = small("hamiltonian", n_layers=12), Pass(1, T)
-    one, ddp, fsdp = (
-        peak_memory(config, how, True, strategy, devices).parts
-        for strategy, devices in (("single", 1), ("ddp", 4), ("fsdp", 4))
-    )
+    one = peak_memory(config, how, True).parts
+    ddp, fsdp = peak_memory(config, how, True, "ddp", 4).parts, peak_memory(config, how, True, "fsdp", 4).parts
     assert one.weights == ddp.weights == 4 * fsdp.weights == 4 * count_parameters(config)
     assert ddp.communication == ddp.gradients == 4 * fsdp.gradients
     assert ddp.optimizer == 4 * fsdp.optimizer == 2 * ddp.weights
@@ -208,10 +206,9 @@ def test_bad_input_is_refused_in_one_line(words: tuple[str, ...], said: str, cap
 
 
 def test_a_plan_of_a_run_with_its_figure(tmp_path, capsys: pytest.CaptureFixture) -> None:
-    main([*NANO, "--gpus", "2", "--seq-len", "128", "--figure", str(tmp_path / "growth.svg")])
+    main([*NANO, "--seq-len", "128", "--figure", str(tmp_path / "growth.svg")])
     said = capsys.readouterr().out
-    assert "coupledqk train --recipe nano --variant standard --seq-len 128 --micro-batch 8" in said
-    assert "--parallel ddp" in said
+    assert "coupledqk train --recipe nano --variant standard --seq-len 128 --micro-batch 16" in said
     assert "No GPU has checked" in said
     svg = (tmp_path / "growth.svg").read_text()
     assert svg.count('class="chart"') == 8

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import CoupledQKError
 from ..files import write_atomic
+from ..schema import leaves
 from .settings import WithSettings, parse_settings
 
 if TYPE_CHECKING:
     from ..planning.estimate import Machine, Option
 
+NO_COMMAND = "(this version trains a run on one GPU: there is no command for several yet)"
 PLANNED = ("micro_batch", "gradient_checkpointing", "device")
 
 
@@ -84,7 +86,9 @@ class Plan(WithSettings):
         name = str(self.config) if self.config else f"{self.recipe}, {self.variant}"
         found = estimate(config, machine)
         best = require_fit(found, name)
-        print(run_summary(found, name, self.command(flags, machine, best)))
+        several = machine.devices > 1 and "runtime.parallel" not in leaves(config)
+        command = NO_COMMAND if several else self.command(flags, machine, best)
+        print(run_summary(found, name, command))
         if self.figure is not None:
             from ..planning.figure import growth_figure
 
