@@ -1,8 +1,8 @@
 """The memory that `coupledqk plan` estimates beside what a training step needs on this CPU.
 
 Each case runs in a process of its own: two steps of AdamW with two micro-batches each. Measured is the peak of resident memory
-minus what is resident after a step of a tiny model, which has loaded all libraries. The estimate is that of the same passes with
-the CPU's kernels.
+minus what is resident after a step of a tiny model, which has loaded all libraries. The estimate is that of the same passes
+with the CPU's kernels.
 
     python benchmarks/plan.py
     python benchmarks/plan.py --presets nano --variants standard hamiltonian diff

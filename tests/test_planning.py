@@ -14,11 +14,10 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import make_plan
 from coupledqk.lab.experiment import load
 from coupledqk.loss import _blockwise
-from coupledqk.planning import memory
 from coupledqk.planning.estimate import Machine, estimate, largest, require_fit, training_hours
 from coupledqk.planning.gpus import GIB, GPUS, find_gpu
-from coupledqk.planning.memory import moments, peak_memory
-from coupledqk.planning.trace import LiveBytes, Pass, kept, saved_bytes
+from coupledqk.planning.memory import peak_memory
+from coupledqk.planning.trace import LiveBytes, Pass, kept, loss_workspace, saved_bytes
 from coupledqk.recipes import recipe
 from coupledqk.variants import PAPER_VARIANTS
 
@@ -97,20 +96,20 @@ def test_on_a_gpu_activations_grow_by_the_row(variant: str, checkpointing: bool)
     assert one.copies == five.copies
 
 
-@pytest.mark.parametrize("dtype", AUTOCAST.values())
-def test_the_memory_of_the_loss_is_that_of_its_tensors(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, vocabulary, d, block = 256, 1000, 16, 64 * 1000
-    monkeypatch.setattr("coupledqk.loss.BLOCK", block)
-    monkeypatch.setattr(memory, "BLOCK", block)
-    x, weight, targets = torch.randn(rows, d), torch.randn(vocabulary, d), torch.zeros(rows, dtype=torch.long)
+@pytest.mark.parametrize("precision", AUTOCAST)
+@pytest.mark.parametrize("tokens", [40, 64, 1000])
+def test_the_memory_of_the_loss_is_that_of_its_tensors(
+    tokens: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary, d = 1000, 16
+    monkeypatch.setattr("coupledqk.loss.BLOCK", 64 * vocabulary)
+    loss_workspace.cache_clear()
+    x, weight, targets = torch.randn(tokens, d), torch.randn(vocabulary, d), torch.zeros(tokens, dtype=torch.long)
     with LiveBytes() as live:
-        before = live.start()
-        _blockwise._init_fn(x, weight, targets, dtype, True)
-    precision = "fp32" if dtype == torch.float32 else "bf16"
-    config = small("standard", d_model=d, vocab_size=vocabulary)
-    at_loss = moments(config, Pass(2, T, precision), accumulates=False)[0]
-    states = 4 * rows * d  # they are there before
-    assert at_loss.loss - states == pytest.approx(live.peak - before, rel=0.03)
+        _blockwise._init_fn(x, weight, targets, AUTOCAST[precision], True)
+    returned = x.nbytes + weight.nbytes
+    assert loss_workspace(vocabulary, d, tokens, precision) + returned == pytest.approx(live.peak, rel=0.01)
+    loss_workspace.cache_clear()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

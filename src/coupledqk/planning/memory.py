@@ -6,11 +6,9 @@ from typing import Literal
 
 from ..config import ModelConfig
 from ..costs import FLOAT32, count_parameters
-from ..loss import BLOCK
-from .trace import Pass, kept
+from .trace import Pass, kept, loss_workspace
 
 Strategy = Literal["single", "ddp", "fsdp"]
-HALF = 2
 
 _parameters = lru_cache(maxsize=1024)(count_parameters)
 
@@ -78,7 +76,7 @@ def moments(
         workspace=0,
         communication=_communication(model, strategy),
     )
-    logits = _loss_temporaries(model, how)
+    logits = loss_workspace(model.vocab_size, model.d_model, how.rows * how.seq_len, how.precision)
     return [
         # the states, their gradient and that of the embedding, which exist from the forward pass on
         replace(common, copies=found.copies, loss=2 * states + embedding + logits),
@@ -94,19 +92,6 @@ def moments(
             workspace=states,
         ),
     ]
-
-
-def _loss_temporaries(model: ModelConfig, how: Pass) -> int:
-    """What `loss.linear_cross_entropy` holds besides the gradients that it returns."""
-    tokens, vocabulary = how.rows * how.seq_len, model.vocab_size
-    rows = min(tokens, max(1, BLOCK // vocabulary))
-    logits = rows * vocabulary
-    if how.precision == "fp32":
-        return FLOAT32 * (logits + rows * model.d_model)
-    # logits in half precision and in float32, and their gradient; while a block is made, the last one's are still there
-    matrix = HALF * vocabulary * model.d_model
-    one_block = (HALF + FLOAT32 + HALF) * logits
-    return matrix + max(one_block + matrix, one_block + FLOAT32 * logits if rows < tokens else 0)
 
 
 def _communication(model: ModelConfig, strategy: Strategy) -> int:

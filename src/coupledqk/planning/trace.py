@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .. import loss
 from ..config import ModelConfig
 from ..dynamics import set_impl
 from ..model import TransformerLM
@@ -95,6 +96,17 @@ def trace(model: ModelConfig, how: Pass) -> Kept:
         before = live.start()
         states.backward(gradient)
         return Kept(saved.activations, saved.copies, live.peak - before)
+
+
+@lru_cache(maxsize=1024)
+def loss_workspace(vocab_size: int, d_model: int, tokens: int, precision: str) -> int:
+    """The most that the loss holds in its forward pass besides the two gradients that it returns."""
+    tokens = min(tokens, 3 * max(1, loss.BLOCK // vocab_size))  # all blocks but the first are alike
+    with FakeTensorMode():
+        x, weight = torch.empty(tokens, d_model), torch.empty(vocab_size, d_model)
+        with LiveBytes() as live:
+            loss._blockwise._init_fn(x, weight, torch.empty(tokens, dtype=torch.long), AUTOCAST[precision], True)
+    return live.peak - x.nbytes - weight.nbytes
 
 
 def _make_fake(network: nn.Module) -> None:
