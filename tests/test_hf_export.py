@@ -1,7 +1,10 @@
 """A run out to transformers' form and back: nothing is lost, and nothing is claimed that is no longer true."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +26,8 @@ transformers = pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-from coupledqk.hf import export_run, import_run, to_diffllama  # noqa: E402
+from coupledqk.hf import CoupledQKForCausalLM, export_run, import_run, to_diffllama  # noqa: E402
+from coupledqk.hf.export import push_export  # noqa: E402
 from coupledqk.hf.tokenizers import from_fast, to_fast  # noqa: E402
 
 TINY = {
@@ -82,6 +86,70 @@ def test_a_run_comes_back_as_it_was(exported, tmp_path: Path) -> None:
     assert here[best] == there[best]
     export_run(back, tmp_path / "again")
     assert files(tmp_path / "again") == files(folder)
+
+
+CLEAN = """
+import sys
+sys.modules["coupledqk"] = None  # not installed
+import torch
+from transformers import AutoModelForCausalLM
+folder, out = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokens = torch.arange(48).view(3, 16)
+generated = model.generate(tokens, max_new_tokens=3, do_sample=False)
+model.save_pretrained(out + "/again")
+again = AutoModelForCausalLM.from_pretrained(out + "/again", trust_remote_code=True)
+assert torch.equal(again(tokens).logits, model(tokens).logits)
+torch.save({"logits": model(tokens).logits.detach(), "generated": generated}, out + "/result.pt")
+"""
+
+
+def test_an_export_runs_where_coupledqk_is_not_installed(exported, tmp_path: Path) -> None:
+    run, folder = exported
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    subprocess.run([sys.executable, "-c", CLEAN, str(folder), str(tmp_path)], check=True, env=environment, cwd=tmp_path)
+    result = torch.load(tmp_path / "result.pt", weights_only=True)
+    tokens, model = torch.arange(48).view(3, 16), run.model()
+    assert torch.equal(result["logits"], model(tokens))
+    assert torch.equal(result["generated"], model.generate(tokens, 3, temperature=0.0))
+
+
+def test_an_export_says_how_it_is_loaded(exported) -> None:
+    _, folder = exported
+    config = json.loads((folder / "config.json").read_text())
+    assert "pip install 'coupledqk[hf]'" in config["load_with"]
+    assert "trust_remote_code=True" in (folder / "README.md").read_text()
+    plain = type(AutoModelForCausalLM.from_pretrained(folder))  # ours, by our own code
+    assert plain is CoupledQKForCausalLM
+
+
+class LocalHub:
+    """Stands in for the hub: repositories are folders."""
+
+    root: Path
+
+    def create_repo(self, repository: str, exist_ok: bool) -> str:
+        if repository.startswith("stranger/"):
+            raise OSError("403 Forbidden\nYou don't have the rights")
+        (self.root / repository).mkdir(parents=True, exist_ok=exist_ok)
+        return f"https://hub/{repository}"
+
+    def upload_folder(self, *, folder_path: Path, repo_id: str, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
+
+
+def test_export_pushes_the_whole_folder(exported, tmp_path: Path, monkeypatch, capsys) -> None:
+    run, folder = exported
+    monkeypatch.setattr(LocalHub, "root", tmp_path / "hub", raising=False)
+    monkeypatch.setattr("huggingface_hub.HfApi", LocalHub)
+    main(["export", str(run.path), str(tmp_path / "model"), "--push", "user/name"])
+    assert "Uploaded to https://hub/user/name" in capsys.readouterr().out
+    assert files(tmp_path / "hub" / "user" / "name") == files(folder)
+    with pytest.raises(
+        CoupledQKError, match=r"is written, but stranger/name cannot be uploaded \(403 Forbidden\): log in"
+    ):
+        push_export(folder, "stranger/name")
 
 
 def test_prompts_are_padded_on_the_left(exported) -> None:

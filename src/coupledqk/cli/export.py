@@ -21,16 +21,21 @@ class Export(WithPlugin):
     """The run."""
     folder: Path
     """Where to write; it must not exist yet."""
+    push: str | None = None
+    """Repository on the Hugging Face hub to upload the folder to, as user/name; it is created if it does not exist."""
 
     def run(self) -> None:
-        from ..hf.export import export_run
+        from ..hf.export import export_run, push_export
         from ..hf.versions import quiet
         from ..runs import Run
 
         run = Run.open(self.run_folder)
         with quiet():
             export_run(run, self.folder)
+            address = push_export(self.folder, self.push) if self.push else None
         best = run.result["best"]
         print(f"{self.folder}: perplexity {best['perplexity']:.3f}, {best['bits_per_byte']:.4f} bits per byte")
         print(f"\nPerplexity: {run.result['definition']}.")
+        if address:
+            print(f"Uploaded to {address}")
         print(f"\nTry `coupledqk harness {self.folder} --tasks wikitext`, or `coupledqk import {self.folder}`.")

@@ -30,6 +30,9 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
+Without coupledqk, `AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)` runs the code in
+`modeling_coupledqk.py`.
+
 `coupledqk import FOLDER` makes it a run folder again, `coupledqk harness FOLDER --tasks ...` evaluates it.
 
 ## Evaluation

@@ -19,6 +19,7 @@ from ..errors import CoupledQKError
 from ..files import atomic_path, sha256, write_atomic
 from ..model import TransformerLM
 from ..provenance import origin
+from ..registry import plugin_of
 from ..runs import Run
 from ..runs.training import run_info
 from ..schema import change, from_dict, to_dict
@@ -27,6 +28,7 @@ from .card import model_card
 from .configuration import CoupledQKConfig
 from .diffllama import from_diffllama
 from .modeling import CoupledQKForCausalLM
+from .portable import add_code
 from .tokenizers import from_fast, to_fast
 
 RECORD = "coupledqk.json"
@@ -69,6 +71,9 @@ def export_run(run: Run, folder: Path) -> None:
     end = tokenizer.end_of_text
     with atomic_path(folder) as temporary:
         to_transformers(model, bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(temporary)
+        attention = run.config.model.attention
+        if plugin_of(attention.dynamics.method, attention.scoring.kind) is None:
+            add_code(temporary)
         to_fast(tokenizer, seq_len).save_pretrained(temporary)
         (temporary / "README.md").write_text(model_card(run, sum(p.numel() for p in model.parameters())))
         record = {
@@ -80,6 +85,23 @@ def export_run(run: Run, folder: Path) -> None:
             "tokenizer": json.loads(tokenizer.to_json()),
         }
         (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def push_export(folder: Path, repository: str) -> str:
+    """Uploads an exported folder to the hub, with the account that huggingface_hub is logged in with; returns its address."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=repository, commit_message="Upload by coupledqk export")
+    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
+        raise CoupledQKError(
+            f"{folder} is written, but {repository} cannot be uploaded ({str(error).splitlines()[0]}): log in with `hf auth "
+            f"login`, then `hf upload {repository} {folder}`"
+        ) from None
+    return str(address)
 
 
 def import_run(folder: Path, path: Path) -> Run:
