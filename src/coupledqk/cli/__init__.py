@@ -4,6 +4,7 @@ A command is a frozen dataclass whose fields are its flags and whose docstring i
 """
 
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -12,52 +13,17 @@ from typing import Any
 from .. import __version__
 from ..errors import CoupledQKError, unknown
 from ..plugins import load_plugin
-from .analyze import Analyze
-from .bench import Bench
-from .compare import Compare
-from .data import Data
-from .demo import Demo
-from .evaluate import Eval
-from .explore import Explore
-from .export import Export
-from .generate import Generate
-from .glue import Glue
-from .harness import Harness
-from .import_ import Import
-from .mqar import Mqar
-from .params import Params
-from .plan import Plan
 from .plugin import WithPlugin
-from .report import Report
-from .reproduce import Reproduce
-from .runs import Runs
 from .settings import WithSettings
-from .sweep import Sweep
-from .train import Train
-from .watch import Watch
 
-COMMANDS = {
-    "demo": Demo,
-    "compare": Compare,
-    "train": Train,
-    "watch": Watch,
-    "eval": Eval,
-    "generate": Generate,
-    "explore": Explore,
-    "analyze": Analyze,
-    "runs": Runs,
-    "reproduce": Reproduce,
-    "report": Report,
-    "mqar": Mqar,
-    "glue": Glue,
-    "sweep": Sweep,
-    "export": Export,
-    "import": Import,
-    "harness": Harness,
-    "data": Data,
-    "params": Params,
-    "plan": Plan,
-    "bench": Bench,
+WORDS = (
+    "demo", "compare", "train", "watch", "eval", "generate", "explore", "analyze", "runs", "reproduce", "report", "mqar",
+    "glue", "sweep", "export", "import", "harness", "data", "params", "plan", "bench",
+)  # fmt: skip
+MODULES = {"eval": "evaluate", "import": "import_"}
+"""Of the commands whose module has another name."""
+COMMANDS: dict[str, type[Any]] = {
+    word: getattr(importlib.import_module(f".{MODULES.get(word, word)}", __name__), word.capitalize()) for word in WORDS
 }
 
 

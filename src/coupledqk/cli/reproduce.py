@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import CoupledQKError
-from ..terminal import table
 from .output import train_and_print
 from .plugin import WithPlugin
 from .settings import parse_seeds
@@ -81,22 +80,15 @@ class Reproduce(WithPlugin):
 
     def measure(self, experiment: "Experiment") -> None:
         """Runs or prints the command lines of an experiment that trains nothing."""
-        from ..lab.measuring import measurements
-        from ..lab.summary import measurement_summary
+        from ..lab.measuring import measurements, require_finished
+        from ..lab.summary import measurement_summary, published_summary
         from . import run
 
         found = measurements(experiment, self.scale, self.out, parse_seeds(self.seeds))
         print(measurement_summary(experiment, found), end="\n\n", flush=True)
         if self.dry_run or self.status:
             return
-        for each in found:
-            if each.unfinished:
-                raise CoupledQKError(
-                    f"{experiment.name} needs the runs {', '.join(each.unfinished)} of {experiment.of}, seed {each.seed}, "
-                    f"which are not finished: run `coupledqk reproduce {experiment.of} --scale {self.scale}` first"
-                )
+        require_finished(experiment, self.scale, found)
         for each in found:
             run([*each.words])
-        if experiment.published:
-            rows = [[label, f"{number.mean:g}"] for label, number in experiment.published.items()]
-            print(f"\n{table(['in the paper', ''], rows)}\n")
+        print(f"\n{published_summary(experiment)}")

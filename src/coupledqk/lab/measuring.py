@@ -44,3 +44,13 @@ def measurements(experiment: Experiment, scale: str, out: Path, seeds: Sequence[
     if seeds:
         return found
     return [next((each for each in found if not each.unfinished), found[0])]
+
+
+def require_finished(experiment: Experiment, scale: str, found: Sequence[Measurement]) -> None:
+    """Raises if a run that would be measured is not finished."""
+    for each in found:
+        if each.unfinished:
+            raise CoupledQKError(
+                f"{experiment.name} needs the runs {', '.join(each.unfinished)} of {experiment.of}, seed {each.seed}, which "
+                f"are not finished: run `coupledqk reproduce {experiment.of} --scale {scale}` first"
+            )

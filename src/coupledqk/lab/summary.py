@@ -79,6 +79,12 @@ def measurement_summary(experiment: Experiment, found: Sequence[Measurement]) ->
     return "\n".join(lines)
 
 
+def published_summary(experiment: Experiment) -> str:
+    """The paper's numbers for an experiment that trains nothing; empty if there are none."""
+    rows = [[label, f"{number.mean:g}"] for label, number in experiment.published.items()]
+    return f"{table(['in the paper', ''], rows)}\n" if rows else ""
+
+
 def outcome_summary(outcome: Outcome) -> str:
     """The table of results and a sentence for every claim."""
     results = results_table(outcome)
