@@ -1,7 +1,7 @@
 """What `couple` costs an existing model: transformers' Llama, 512 wide, 8 layers, 50,257 tokens, sdpa, with and without it.
 
-The two models take turns; each round gives a ratio of speeds. Forward + backward has gradients of all weights; decoding is one
-whole call of `generate` for one sequence, prompt included, greedy and with the cache.
+Prints the seconds of the self-check first. Then the two models take turns; each round gives a ratio of speeds.
+Forward + backward has gradients of all weights; decoding is one whole call of `generate` for one sequence, prompt included, greedy and with the cache.
 
     python benchmarks/couple.py
     python benchmarks/couple.py --variant hamiltonian --rounds 30
@@ -9,6 +9,7 @@ whole call of `generate` for one sequence, prompt included, greedy and with the 
 
 import argparse
 import copy
+import time
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from coupledqk.bench.decode import seconds_of_call
 from coupledqk.bench.peers import Llama, find_peer
 from coupledqk.bench.throughput import seconds_of_pass
 from coupledqk.bench.timing import round_robin, speeds
-from coupledqk.hf.couple import couple
+from coupledqk.hf.couple import couple, uncouple
 from coupledqk.provenance import commit, machine, versions
 
 VOCABULARY = 50_257
@@ -41,6 +42,7 @@ def main() -> None:
     print(f"{machine()}, torch {versions()['torch']}, transformers {library.__version__}")
     print(f"{options.threads} threads, {options.rounds} rounds, commit {commit()}")
 
+    print(f"self-check {seconds_of_check(models['uncoupled'], options.variant):.2f} s")
     setup = Setup(options.batch, options.tokens, threads=options.threads)
     batch = setup.random_batch(VOCABULARY)
     passes = {name: partial(seconds_of_pass, model, batch, setup, training=True) for name, model in models.items()}
@@ -60,6 +62,18 @@ def build(variant: str) -> dict[str, Llama]:
         if name.endswith("coupling.gate"):
             torch.nn.init.ones_(parameter)
     return {"uncoupled": uncoupled, variant: coupled}
+
+
+def seconds_of_check(uncoupled: Llama, variant: str) -> float:
+    """Of the call couple(model, verify="always") beyond couple(model, verify="never")."""
+    model = copy.deepcopy(uncoupled.model)
+    seconds = []
+    for verify in ("always", "never"):
+        start = time.perf_counter()
+        couple(model, variant, verify=verify)
+        seconds.append(time.perf_counter() - start)
+        uncouple(model)
+    return seconds[0] - seconds[1]
 
 
 def report(what: str, runs: dict, tokens: int, rounds: int) -> None:
