@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +101,17 @@ def test_damaged_checkpoints_are_passed_over_and_it_is_said(text: Path, tmp_path
     assert heard[0].step == 8
     assert "damaged" in heard[0].notes[0]  # pyright: ignore
     assert trained_bits(resumed) == trained_bits(whole)
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:
+    model, checkpoints = torch.nn.Linear(2, 2), Checkpoints(tmp_path, keep=1)
+    checkpoints.save(500, model, {})
+    shutil.copytree(tmp_path / "step-0000500", tmp_path / "step-0001000")
+    (tmp_path / "step-0001000" / "state.pt").write_bytes(b"")
+    assert checkpoints.load_newest(model)[0] == 500
+    checkpoints.save(600, model, {})
+    assert checkpoints.steps() == [600]
+    assert checkpoints.load_newest(model)[0] == 600
 
 
 def test_when_no_good_checkpoint_is_left_nothing_is_overwritten(text: Path, tmp_path: Path) -> None:

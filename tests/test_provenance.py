@@ -1,0 +1,74 @@
+"""A number's origin is that of this package, not of whatever lies around it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import coupledqk
+from coupledqk import provenance
+from coupledqk.training.memory import MIB, PeakMemory
+
+PACKAGE = Path(coupledqk.__file__).parent
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit_of(package: Path) -> str:
+    code = "from coupledqk.provenance import commit; print(commit())"
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_is_that_of_the_repository_that_tracks_the_package(tmp_path: Path) -> None:
+    project = tmp_path / "thesis"
+    package = project / ".venv" / "coupledqk"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "provenance.py"):
+        shutil.copy(PACKAGE / name, package / name)
+    git(project, "init", "-q")
+    (project / "chapter.txt").write_text("mine")
+    git(project, "add", "chapter.txt")
+    git(project, "commit", "-qm", "A chapter")
+    assert commit_of(package) == "None"
+    git(project, "add", ".venv/coupledqk")
+    git(project, "commit", "-qm", "The package")
+    assert commit_of(package) == git(project, "rev-parse", "HEAD")
+    (package / "__init__.py").write_text("__version__ = '0'  # changed\n")
+    assert commit_of(package) == git(project, "rev-parse", "HEAD") + "+changes"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot bind a process to cores")
+def test_the_machine_has_the_cores_that_may_be_used() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert ", 1 cores, " in provenance.machine()
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_a_cpu_runs_memory_is_that_of_the_process_whatever_gpu_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
+    assert PeakMemory(torch.device("cpu")).mib() > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process forget its peak")
+def test_the_peak_of_one_run_is_not_that_of_the_next() -> None:
+    first = PeakMemory(torch.device("cpu"))
+    before = first.mib()
+    large = torch.ones(300 * MIB, dtype=torch.uint8)
+    assert first.mib() >= before + 290
+    del large
+    second = PeakMemory(torch.device("cpu"))
+    assert second.mib() <= before + 50
