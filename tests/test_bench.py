@@ -18,9 +18,9 @@ from coupledqk.bench.charts import charts
 from coupledqk.bench.contenders import Contender, Setup, our_contenders, peer_contenders
 from coupledqk.bench.decode import decode
 from coupledqk.bench.memory import peak_memory
-from coupledqk.bench.records import Memory, read_result
+from coupledqk.bench.records import Memory, Quartiles, read_result
 from coupledqk.bench.tables import report
-from coupledqk.bench.timing import quartiles, round_robin, speeds
+from coupledqk.bench.timing import round_robin, speeds
 from coupledqk.cli import main
 from coupledqk.dynamics import fused
 from coupledqk.errors import CoupledQKError
@@ -67,7 +67,7 @@ def test_the_ratio_is_the_median_of_ratios_and_not_a_ratio_of_medians() -> None:
 
 
 def test_the_quartiles_of_one_round_are_its_value() -> None:
-    assert quartiles([0.9]).low == quartiles([0.9]).high == 0.9
+    assert Quartiles.of([0.9]).low == Quartiles.of([0.9]).high == 0.9
 
 
 def test_every_round_times_everyone_once_and_each_goes_first_in_turn() -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from coupledqk.cli import COMMANDS, main
-from coupledqk.cli.settings import parse_settings
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
-from coupledqk.schema import to_toml
+from coupledqk.schema import parse_flags, to_toml
 from coupledqk.variants import VARIANTS
 
 SHAPE = [
@@ -174,14 +173,14 @@ def test_flags_become_settings() -> None:
         "--gate",
         "false",
     ]
-    assert parse_settings(recipe("nano", "euler"), flags) == {
+    assert parse_flags(recipe("nano", "euler"), flags) == {
         "lr": 3e-4, "compile": True, "data_dir": "/a/b", "n_steps": 1, "tokenizer": "bpe:512", "gate": False
     }  # fmt: skip
 
 
 def test_a_text_is_taken_as_typed() -> None:
     flags = ["--corpus", "2024", "--data-dir", "2024-01-01", "--max-tokens", "2_000", "--init-from", "true"]
-    assert parse_settings(recipe("nano"), flags) == {
+    assert parse_flags(recipe("nano"), flags) == {
         "corpus": "2024", "data_dir": "2024-01-01", "max_tokens": 2000, "init_from": "true"
     }  # fmt: skip
 

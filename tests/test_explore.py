@@ -264,8 +264,6 @@ def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
         Explore((untrained.path,)).run()
     with pytest.raises(CoupledQKError, match="no such run folder"):
         Explore((tmp_path / "nowhere",)).run()
-    with pytest.raises(CoupledQKError, match="is a folder: name a file"):
-        Explore((untrained.path,), out=tmp_path).run()
     for folders in ((), (untrained.path,) * 3):
         with pytest.raises(CoupledQKError, match="name one run folder, or two"):
             Explore(folders).run()
@@ -294,6 +292,11 @@ def test_the_command_writes_one_page_with_the_bundle_inside(
         '<script type="application/json" id="bundle">(.*)</script>', (tmp_path / "page.html").read_text()
     )
     assert json.loads(inside) == make_bundle(open_readers((run_folder, run_folder), device="cpu"), HOSTILE)
+
+
+def test_a_page_does_not_replace_a_folder(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CoupledQKError, match="is a folder: name a file"):
+        Explore((run_folder,), out=tmp_path, device="cpu").run()
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])

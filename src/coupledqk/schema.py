@@ -10,7 +10,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from .errors import CoupledQKError, unknown
@@ -196,6 +196,28 @@ def parse(hint: Any, text: str, name: str) -> Any:
         except ValueError:
             pass
     return decode(wanted, text, name)
+
+
+def parse_flags(config: object, flags: Sequence[str]) -> dict[str, Any]:
+    """["--lr", "3e-4", "--compile"] to {"lr": 0.0003, "compile": True}, for `change`; `--lr=3e-4` works too.
+
+    The type of a value is that of the setting of `config` that the flag names.
+    """
+    settings: dict[str, Any] = {}
+    words = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+    while words:
+        flag = words.pop(0)
+        if not flag.startswith("--"):
+            raise CoupledQKError(f"unexpected {flag!r}: settings are given as --name value, such as --lr 3e-4")
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in settings:
+            raise CoupledQKError(f"{flag} is given twice: give it once")
+        kind = type_of(config, name)
+        has_value = bool(words) and not words[0].startswith("--")
+        if not has_value and kind is not bool:
+            raise CoupledQKError(f"{flag} has no value: write {flag} VALUE")
+        settings[name] = parse(kind, words.pop(0), name) if has_value else True
+    return settings
 
 
 def check_fields(config: object) -> None:

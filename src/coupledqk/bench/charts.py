@@ -1,10 +1,9 @@
-"""Charts of benchmark results."""
+"""Charts of benchmark results. Torch-free."""
 
 from collections.abc import Callable, Sequence
 
 from ..report.chart import Series, line_chart
 from .records import DecodeResult, Quartiles, Result, Speed, ThroughputRow
-from .timing import quartiles
 
 
 def charts(result: Result) -> dict[str, str]:
@@ -20,9 +19,9 @@ def charts(result: Result) -> dict[str, str]:
         return growth(rows, by_length, y_label, value)
 
     return {
-        "-time": against("seconds of forward + backward", lambda row: quartiles(row.training.seconds)),
+        "-time": against("seconds of forward + backward", lambda row: Quartiles.of(row.training.seconds)),
         "-speed": against("relative speed", lambda row: row.training.relative),
-        "-memory": against("peak memory, MB", lambda row: quartiles([row.memory.peak_mb])),
+        "-memory": against("peak memory, MB", lambda row: Quartiles.of([row.memory.peak_mb])),
     }
 
 

@@ -1,9 +1,11 @@
 """What a benchmark measured, as typed records, and the JSON file they are kept in. Torch-free."""
 
 import json
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from ..errors import CoupledQKError, unknown
 from ..schema import from_dict
@@ -16,6 +18,13 @@ class Quartiles:
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The files of a result: JSON with everything, CSV with the figures, SVG charts."""
+"""The files of a result: JSON with everything, CSV with the figures, SVG charts. Torch is loaded for the name of the device."""
+
+from __future__ import annotations
 
 import csv
 import datetime
@@ -9,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain, count
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..files import write_atomic
 from ..provenance import commit, machine, versions
 from ..schema import flat
 from .charts import charts
-from .contenders import Contender, Setup
 from .records import About, DecodeRow, Result, ThroughputRow
+
+if TYPE_CHECKING:
+    from .contenders import Contender, Setup
 
 LIBRARIES = {"llama": "transformers", "diffllama": "transformers", "x-transformers": "x-transformers"}
 SHAPE = ("d_model", "n_heads", "n_layers", "d_ff", "vocab_size", "n_positions")
@@ -40,6 +43,8 @@ def about(preset: str, contenders: Sequence[Contender], setup: Setup, rounds: in
 
 
 def device_name(device: str) -> str:
+    import torch
+
     on_cuda = torch.device(device).type == "cuda"
     return f"{device} ({torch.cuda.get_device_name(device)})" if on_cuda else device
 

@@ -1,6 +1,6 @@
 """Benchmark results as text. Torch-free."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..terminal import table
@@ -30,7 +30,8 @@ def report(result: Result) -> str:
         body = decode_table(result.rows)
     else:
         body = throughput_tables(result.rows) if result.what == "throughput" else growth_table(result.rows)
-    return "\n\n".join(["\n".join(head), body.format(baseline=result.baseline)])
+    text = "\n\n".join(["\n".join(head), body.format(baseline=result.baseline)])
+    return text if about.device == "cpu" else f"To share this result, paste it into an issue:\n\n```\n{text}\n```"
 
 
 def throughput_tables(rows: Sequence[ThroughputRow]) -> str:
@@ -80,6 +81,11 @@ def decode_table(rows: Sequence[DecodeRow]) -> str:
     title = f"Greedy decoding with the cache: {rows[0].new_tokens} tokens after a prompt of {rows[0].prompt}"
     cells = [[row.name, f"{row.parameters:,}", *speed_cells(row.decode)] for row in rows]
     return f"{title}\n\n{table(['attention', 'parameters', 'tokens/s', 'relative', ''], cells)}\n\n{RELATIVE}"
+
+
+def kernel_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """The rows of `dynamics.triton.compile_report`."""
+    return table([name.replace("_", " ") for name in rows[0]], [list(map(str, row.values())) for row in rows])
 
 
 def speed_cells(speed: Speed) -> list[str]:

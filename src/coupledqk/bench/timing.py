@@ -14,13 +14,6 @@ OnMessage = Callable[[str], None]
 """Called with a line of text that says what is being measured."""
 
 
-def quartiles(values: Sequence[float]) -> Quartiles:
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Quartiles(median, low, high)
-
-
 def round_robin(
     runs: Mapping[Name, Callable[[], float]], rounds: int, on_message: OnMessage = lambda text: None
 ) -> dict[Name, list[float]]:
@@ -46,7 +39,7 @@ def speeds(times: Mapping[Name, Sequence[float]], baseline: Name, tokens: int) -
     return {
         name: Speed(
             tokens_per_second=tokens / statistics.median(seconds),
-            relative=quartiles([base / own for base, own in zip(times[baseline], seconds, strict=True)]),
+            relative=Quartiles.of([base / own for base, own in zip(times[baseline], seconds, strict=True)]),
             seconds=tuple(seconds),
         )
         for name, seconds in times.items()

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..bench.benchmark import Benchmark
-from ..bench.tables import report
-from ..terminal import table
+from ..bench.results import save
+from ..bench.tables import kernel_table, report
 from .plugin import WithPlugin
 
 
@@ -44,19 +44,12 @@ class Bench(WithPlugin, Benchmark):
             from ..dynamics.triton import compile_report
 
             rows = compile_report()
-            head, cells = [name.replace("_", " ") for name in rows[0]], [list(map(str, row.values())) for row in rows]
-            print(json.dumps(rows, indent=2) if self.json else table(head, cells))
+            print(json.dumps(rows, indent=2) if self.json else kernel_table(rows))
             return
         result = self.measure(lambda text: print(text, file=sys.stderr, flush=True))
-        files = []
-        if self.save is not None:
-            from ..bench.results import save
-
-            files = save(result, self.save)
-        if self.json:
-            print(json.dumps(asdict(result), indent=2))
-            return
-        text = report(result)
-        if result.about.device != "cpu":
-            text = f"To share this result, paste it into an issue:\n\n```\n{text}\n```"
-        print("\n".join([text, *(["", *map(str, files)] if files else [])]))
+        files = [] if self.save is None else save(result, self.save)
+        print(
+            json.dumps(asdict(result), indent=2)
+            if self.json
+            else "\n".join([report(result), "", *map(str, files)]).rstrip()
+        )

@@ -37,13 +37,8 @@ class Data:
     def run(self) -> None:
         from ..data.shards import cache_folder, open_text
 
-        config = DataConfig(
-            corpus=self.corpus,
-            tokenizer=self.tokenizer,
-            data_dir=None if self.data_dir is None else str(self.data_dir),
-            encoding_errors=self.encoding_errors,
-        )
-        info = open_text(config).info
+        folder = None if self.data_dir is None else str(self.data_dir)
+        info = open_text(DataConfig(self.corpus, self.tokenizer, folder, encoding_errors=self.encoding_errors)).info
         if self.json:
             print(json.dumps({**dataclasses.asdict(info), "hash": info.hash}, indent=2))
             return

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import CoupledQKError
-from ..files import write_atomic
 from .plugin import WithPlugin
 
 TEXT = "for name in names:\n    print(name)\nfor line in lines:\n    print(line)\n"
@@ -45,18 +43,14 @@ class Explore(WithPlugin):
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
 
     def run(self) -> None:
-        from ..explore.bundle import make_bundle, make_effects, open_readers
-        from ..explore.page import render
+        from ..explore.bundle import open_readers
+        from ..explore.page import write_page
         from ..explore.server import Server
 
-        if self.out.is_dir():
-            raise CoupledQKError(f"{self.out} is a folder: name a file, such as --out {self.out / 'explore.html'}")
         readers = open_readers(self.run_folders, self.checkpoint, self.device)
         text = sys.stdin.read() if self.text == "-" else self.text
-        if not self.serve:
-            page = render(make_bundle(readers, text, self.cut), make_effects(readers, text, self.cut))
-            write_atomic(self.out, page)
-            print(f"{self.out}: {len(page) / 1e6:.1f} MB; open it in a browser")
-            return
-        with Server(readers, text, self.host, self.port, self.cut) as server:
-            server.serve_until_interrupted()
+        if self.serve:
+            with Server(readers, text, self.host, self.port, self.cut) as server:
+                server.serve_until_interrupted()
+        else:
+            print(f"{self.out}: {write_page(readers, text, self.out, self.cut):.1f} MB; open it in a browser")

@@ -4,12 +4,11 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..config import RunConfig, tokenizer_size
 from ..errors import CoupledQKError
 from ..recipes import RECIPES, recipe
-from ..schema import change, from_toml, leaves, parse, type_of
+from ..schema import change, from_toml, leaves, parse_flags
 from .plugin import WithPlugin
 
 
@@ -27,7 +26,7 @@ class WithSettings(WithPlugin):
 
     def run_config(self, flags: list[str]) -> RunConfig:
         base = self._base()
-        settings = parse_settings(base, flags)
+        settings = parse_flags(base, flags)
         if "corpus" in settings and Path(settings["corpus"]).exists():
             settings["corpus"] = str(Path(settings["corpus"]).resolve())
         if self.config is None:
@@ -46,28 +45,6 @@ class WithSettings(WithPlugin):
                 f"{self.config}: no such file; --config takes a TOML file, such as a run's config.toml"
             )
         return from_toml(RunConfig, self.config.read_text())
-
-
-def parse_settings(config: RunConfig, flags: list[str]) -> dict[str, Any]:
-    """["--lr", "3e-4", "--compile"] to {"lr": 0.0003, "compile": True}; `--lr=3e-4` does as well.
-
-    What a value is follows from the setting of `config` that the flag names.
-    """
-    settings: dict[str, Any] = {}
-    flags = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
-    while flags:
-        flag = flags.pop(0)
-        if not flag.startswith("--"):
-            raise CoupledQKError(f"unexpected {flag!r}: settings are given as --name value, such as --lr 3e-4")
-        name = flag.removeprefix("--").replace("-", "_")
-        if name in settings:
-            raise CoupledQKError(f"{flag} is given twice: give it once")
-        kind = type_of(config, name)
-        has_value = bool(flags) and not flags[0].startswith("--")
-        if not has_value and kind is not bool:
-            raise CoupledQKError(f"{flag} has no value: write {flag} VALUE")
-        settings[name] = parse(kind, flags.pop(0), name) if has_value else True
-    return settings
 
 
 def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:

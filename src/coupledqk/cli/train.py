@@ -9,8 +9,8 @@ from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
 from ..report.listing import results_table
 from ..run_folder import RunFolder, default_name
-from ..schema import change, to_toml
-from .settings import WithSettings, parse_settings, settings_help
+from ..schema import change, parse_flags, to_toml
+from .settings import WithSettings, settings_help
 
 if TYPE_CHECKING:
     from ..runs import Run
@@ -50,7 +50,7 @@ class Train(WithSettings):
                     "--resume takes its settings from the run: leave out --recipe, --variant, --config, --out"
                 )
             config, out = RunFolder.open(self.resume).config, self.resume
-            config = change(config, parse_settings(config, flags))
+            config = change(config, parse_flags(config, flags))
         else:
             config = self.run_config(flags)
             out = self.out or Path("runs") / default_name(config)

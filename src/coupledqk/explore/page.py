@@ -1,10 +1,14 @@
 """The explorer's page: one HTML file with the bundle inside, with the style and the content policy of the reports."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import CoupledQKError
+from ..files import write_atomic
 from ..report import page as report
 from ..server import as_json
+from .bundle import Reader, make_bundle, make_effects
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLES = ("page.css", "explore.css")
@@ -30,3 +34,12 @@ def render(bundle: dict[str, Any], effects: list[Any] | None = None, live_text: 
         bundle=as_json(bundle),
         effects=as_json(effects),
     )
+
+
+def write_page(readers: Sequence[Reader], text: str, out: Path, cut: bool = False) -> float:
+    """Writes the page of some runs on a text, with the effects of interventions, and returns its size in MB."""
+    if out.is_dir():
+        raise CoupledQKError(f"{out} is a folder: name a file, such as --out {out / 'explore.html'}")
+    page = render(make_bundle(readers, text, cut), make_effects(readers, text, cut))
+    write_atomic(out, page)
+    return len(page) / 1e6
