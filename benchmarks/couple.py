@@ -1,7 +1,8 @@
 """What `couple` costs an existing model: transformers' Llama, 512 wide, 8 layers, 50,257 tokens, sdpa, with and without it.
 
-Prints the seconds of the self-check first. Then the two models take turns; each round gives a ratio of speeds.
-Forward + backward has gradients of all weights; decoding is one whole call of `generate` for one sequence, prompt included, greedy and with the cache.
+Prints the seconds of the self-check first. Then the two models take turns; each round gives a ratio of speeds. Forward +
+backward has gradients of all weights; decoding is one whole call of `generate` for one sequence, prompt included, greedy
+and with the cache.
 
     python benchmarks/couple.py
     python benchmarks/couple.py --variant hamiltonian --rounds 30
