@@ -68,8 +68,10 @@ class Choice:
     """Training tokens per second of each attention, one value per interleaved round."""
 
     @property
-    def passes(self) -> float:
-        return self.steps * _STEP_TOKENS / self.tokens
+    def passes(self) -> str:
+        """Over the sample, in words."""
+        number = self.steps * _STEP_TOKENS / self.tokens
+        return "one pass" if number == 1 else f"{number:.2g} passes"
 
     @property
     def detectable(self) -> float:
@@ -167,7 +169,7 @@ def _choice(
 def _pair_seconds(text: Text, speeds: Mapping[str, Sequence[float]], steps: int, jobs: int) -> float:
     """Of one seed with all attentions. A token costs a third in evaluation; at the end there is one evaluation more."""
     work = steps * _STEP_TOKENS + (EVALUATIONS + 1) * _valid_tokens(text) / 3
-    return MARGIN * sum(work / median(values) for values in speeds.values()) / min(jobs, len(speeds))
+    return MARGIN * sum(work / median(values) for values in speeds.values()) / jobs
 
 
 def _valid_tokens(text: Text) -> int:

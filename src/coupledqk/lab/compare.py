@@ -102,7 +102,7 @@ class Comparison:
         most = "at most " if self.sequential else ""
         sample = f"a sample of {choice.tokens:,} of" if choice.tokens < text.train_tokens else "all of"
         sentences = [
-            f"{text.name}: {most}{choice.pairs} pairs of runs of {choice.steps:,} steps, {choice.passes:.2g} passes over "
+            f"{text.name}: {most}{choice.pairs} pairs of runs of {choice.steps:,} steps, {choice.passes} over "
             f"{sample} the {text.train_tokens:,} training tokens, about {choice.minutes:.0f} minutes."
         ]
         if choice.pairs > 1:
@@ -159,7 +159,7 @@ class Comparison:
         """The first `n` pairs as an experiment."""
         text, choice = self.text, self.choice
         caption = (
-            f"Each attention was trained {n} times for {choice.steps:,} steps: {choice.passes:.2g} passes over "
+            f"Each attention was trained {n} times for {choice.steps:,} steps: {choice.passes} over "
             f"{choice.tokens:,} of {text.train_tokens:,} training tokens, validated on {choice.valid_tokens:,}. A seed gives "
             "all of them the same initial weights and the same order of the text. The models are small: larger ones may differ."
         )
