@@ -1,40 +1,60 @@
 """coupledqk demo"""
 
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..report.listing import results_table
-from .train import train_or_exit
+from .output import exit_unless_finished, train_plans
 
-NEXT = """
-What to try next:
-    coupledqk train --variant hamiltonian --seed 1     another variant, another seed
-    coupledqk train --corpus my-texts/                  your own text
-    coupledqk generate {run} --prompt "import "
-    coupledqk params                                    what each variant costs
-    coupledqk sweep --variant euler                     a better learning rate"""
+NEXT = """What to try next:
+
+    # attention of both models, on texts that you type
+    {command} explore {standard} {coupled} --serve
+    # entropy, rank, sinks, and how queries and keys move
+    {command} analyze {standard} {coupled}
+    # more text
+    {command} generate {coupled} --prompt "import "
+    # does coupling help on your text? (needs: pip install 'coupledqk[lab]')
+    {command} compare --corpus my-texts/ --minutes 30"""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Watch three attention variants learn Python, on this machine, in about four minutes and without a network.
+    """Watch a standard and a coupled model learn Python side by side, without a network, in under five minutes on two cores.
 
-    Trains standard, euler (coupled) and diff at nano size on the sources of Python's standard library, with the same seed
-    and the same data, then compares them in a table and in demo/report.html.
+    Trains both on the sources of Python's standard library, with the same seed and the same data, and compares them with n-gram
+    models of the same text. Interrupted, it resumes from the last checkpoints.
+
+    Try it:
+
+        coupledqk demo
+        coupledqk demo --steps 500
     """
 
     out: Path = Path("demo")
-    """Where the runs and the report go."""
-    steps: int = 220
-    """Training steps of each variant."""
+    """Folder for the runs, the report and the explorer's page."""
+    steps: int = 4_000
+    """Training steps of each model."""
 
     def run(self) -> None:
-        from ..lab.demo import demo_report, train_demo
+        from ..lab.cells import make_plan
+        from ..lab.demo import PROMPT, demo_experiment, write_pages
+        from ..runs import Run
 
-        page = self.out / "report.html"
-        runs = train_demo(self.out, self.steps, train_or_exit)
-        print(f"\n{results_table(runs)}")
-        for sample in demo_report(runs, page):
-            print(f"\n── {sample.run} continues {sample.prompt.strip()!r} ──\n{sample.prompt}{sample.text}")
-        print(f"\nOne seed is an illustration, not evidence: differences like these may be noise.\nCurves: {page}")
-        print(NEXT.format(run=runs[1].path))
+        began = time.monotonic()
+        plan = make_plan(demo_experiment(self.steps), "demo", self.out)
+        exit_unless_finished(train_plans([plan], jobs=None))
+        minutes = (time.monotonic() - began) / 60
+        runs = [Run.open(plan.run(cell).path) for cell in plan.cells]
+        pages = write_pages(runs, self.out)
+        print(f"\n{results_table(runs)}\n\nTrained in {minutes:.1f} minutes, tokenization included.")
+        for sample in pages.samples:
+            print(f"\n── {sample.run} continues {PROMPT.strip()!r} ──\n{sample.prompt}{sample.text}")
+        print("\nOne seed is an illustration, not evidence: differences like these may be noise.")
+        print(
+            f"Curves, baselines and step sizes: {pages.report}\nAttention before and after coupling: {pages.explorer}\n"
+        )
+        standard, coupled = (run.path for run in runs)
+        print(NEXT.format(command=Path(sys.argv[0]), standard=standard, coupled=coupled))

@@ -1,35 +1,54 @@
-"""The demonstration: three attention variants learn Python's standard library, with the same seed and the same data."""
+"""The demonstration: a standard and a coupled model learn Python side by side."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..config import RunConfig
+from ..explore.bundle import make_bundle, make_effects, open_readers
+from ..explore.page import render
+from ..files import write_atomic
+from ..measure import PERPLEXITY
 from ..recipes import recipe
 from ..report.runs_page import Sample, write_page
+from ..runs import Run
+from .experiment import Cell, Experiment, ListedScale
 
-if TYPE_CHECKING:
-    from ..runs import Run
-
-VARIANTS = ("standard", "euler", "diff")
+VARIANTS = ("standard", "hamiltonian")
 PROMPT = "def read_lines(path):\n"
+TEXT = "def first(values):\n    return values[0]\n\ndef last(values):\n    return values[-1]\n"
+SAMPLING = {"max_tokens": 120, "temperature": 0.7, "top_p": 0.9, "seed": 0, "device": "cpu"}
 ABOUT = (
-    "Three small transformers that differ only in their attention, trained on the sources of Python's standard library with "
-    "the same seed, the same initial weights and the same order of data."
+    "Two small transformers that differ only in their attention, trained on the sources of Python's standard library with the "
+    "same seed, the same initial weights and the same order of data. In hamiltonian, queries and keys move each other before "
+    "they are scored; explore.html, beside this page, shows how."
 )
 
 
-def train_demo(out: Path, steps: int, train: "Callable[[RunConfig, Path], Run]") -> "list[Run]":
-    """Trains each variant into a folder of its own. Finished runs are not trained again."""
-    every = max(1, steps // 5)
-    # half of the recipe's learning rate, for half of its batch: at the full rate a variant may diverge
-    settings = {"steps": steps, "warmup": steps // 10, "batch_size": 8, "lr": 1e-3, "eval_every": every}
-    return [train(recipe("nano", name, **settings), out / name) for name in VARIANTS]
+def demo_experiment(steps: int) -> Experiment:
+    """Both models with the recipe mini-modern, on Python's standard library."""
+    settings = {"steps": steps, "eval_every": max(1, steps // 4), "save_every": max(1, steps // 4)}
+    cells = tuple(Cell(name, 0, recipe("mini-modern", name, **settings)) for name in VARIANTS)
+    return Experiment(
+        "demo", "Two models learn Python", "demonstration", ABOUT, {"demo": ListedScale(PERPLEXITY, cells)}
+    )
 
 
-def demo_report(runs: "list[Run]", page: Path) -> list[Sample]:
-    """Writes the page of the runs, with a sample of what each has learned to write; and returns the samples."""
-    sampling = {"max_tokens": 80, "temperature": 0.7, "top_p": 0.9, "seed": 0, "device": "cpu"}
-    samples = [Sample(run.path.name, PROMPT, "".join(run.generate(PROMPT, **sampling))) for run in runs]
-    write_page([run.path for run in runs], page, "Three attention variants learn Python", [ABOUT], samples)
-    return samples
+@dataclass(frozen=True)
+class Pages:
+    """What the demonstration leaves to look at."""
+
+    samples: tuple[Sample, ...]
+    report: Path
+    explorer: Path
+
+
+def write_pages(runs: list[Run], out: Path) -> Pages:
+    """Continuations of a prompt by each model, a report on both runs, and the explorer with both of them."""
+    samples = tuple(
+        Sample(name, PROMPT, "".join(run.generate(PROMPT, **SAMPLING)))
+        for name, run in zip(VARIANTS, runs, strict=True)
+    )
+    pages = Pages(samples, out / "report.html", out / "explore.html")
+    write_page([run.path for run in runs], pages.report, "Two models learn Python", [ABOUT], samples)
+    readers = open_readers([run.path for run in runs], device="cpu")
+    write_atomic(pages.explorer, render(make_bundle(readers, TEXT), make_effects(readers, TEXT)))
+    return pages
