@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import CoupledQKError
 from ..files import write_atomic
-from ..schema import leaves
-from .settings import WithSettings, parse_settings
+from ..schema import leaves, parse_flags
+from .settings import WithSettings
 
 if TYPE_CHECKING:
     from ..planning.estimate import Machine, Option
@@ -79,7 +79,7 @@ class Plan(WithSettings):
         from ..planning.estimate import estimate, require_fit
         from ..planning.summary import run_summary
 
-        for name in parse_settings(self._base(), flags):
+        for name in parse_flags(self._base(), flags):
             if name.rpartition(".")[2] in PLANNED:
                 raise CoupledQKError(f"--{name.replace('_', '-')} is chosen by the plan: leave it out")
         config = self.run_config(flags)
