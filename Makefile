@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test docs lint format clean
 
 demo: .venv/demo
 	$(BIN)/coupledqk demo
 
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
+
+docs: .venv/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
 
 lint: .venv/lint .venv/test
 	$(BIN)/ruff check .
@@ -21,7 +25,7 @@ format: .venv/lint
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo docs/_build
 
 # PyTorch first and pinned: this version has a build for the CPU alone; the package itself takes any torch >= 2.10.
 .venv/torch:
@@ -35,6 +39,10 @@ clean:
 
 .venv/test: .venv/torch pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+.venv/docs: .venv/torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 .venv/lint: .venv/torch pyproject.toml

@@ -1,6 +1,7 @@
 """Shared by the tests: one thread, seeded draws, poisoned memory, and small modules in which every parameter matters."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,10 +10,12 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from coupledqk import Attention, TransformerLM
-from coupledqk.dynamics import MLPForce, PotentialForce
+from coupledqk import Attention, TransformerLM, plugins, registry
+from coupledqk.dynamics import METHODS, MLPForce, PotentialForce
 from coupledqk.recipes import recipe
 from coupledqk.runs import Run
+from coupledqk.scoring import SCORINGS
+from coupledqk.variants import VARIANTS
 from small_runs import TINY_TASK, run_to
 
 torch.set_num_threads(1)
@@ -43,6 +46,17 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def registries_restored() -> Iterator[None]:
+    """What a test registers is unknown to other tests."""
+    tables = (registry.DYNAMICS, METHODS, registry.SCORINGS, SCORINGS, VARIANTS, plugins._paths)
+    before = [dict(table) for table in tables]
+    yield
+    for table, names in zip(tables, before, strict=True):
+        table.clear()
+        table.update(names)
 
 
 @pytest.fixture

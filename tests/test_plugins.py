@@ -39,14 +39,7 @@ EXAMPLE = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.S)[1]
 SHAPE = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 24, "vocab_size": 37, "n_positions": 16}
 
 
-@pytest.fixture(autouse=True)
-def _registries_restored():
-    tables = (registry.DYNAMICS, METHODS, registry.SCORINGS, SCORINGS, VARIANTS, plugins._paths)
-    before = [dict(table) for table in tables]
-    yield
-    for table, names in zip(tables, before, strict=True):
-        table.clear()
-        table.update(names)
+pytestmark = pytest.mark.usefixtures("registries_restored")
 
 
 def spring(q, k, dt, force, n_steps):

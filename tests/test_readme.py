@@ -1,4 +1,4 @@
-"""What the README shows works."""
+"""What the README lists is complete; `test_documentation.py` runs its code."""
 
 import re
 from pathlib import Path
@@ -12,15 +12,8 @@ README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text()
 
 
-def test_its_python_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert blocks
-    for block in blocks:
-        exec(block, {})
-
-
 def test_its_commands_exist_and_all_are_shown() -> None:
-    assert set(re.findall(r"^    coupledqk (\w+)", TEXT, re.M)) | {"demo"} == set(COMMANDS)
+    assert set(re.findall(r"`coupledqk (\w+)", TEXT)) | {"demo"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -1,0 +1,36 @@
+"""Draws the figures of the documentation that show the mathematics: python docs/images/draw.py [FOLDER]"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from coupledqk import evolve
+from coupledqk.report.chart import Series, line_chart
+
+STEPS, STEP_SIZE, START = 44, 0.3, (1.0, 0.0)
+
+
+def force(q: torch.Tensor) -> torch.Tensor:
+    return -torch.tanh(q)
+
+
+def orbit(method: str) -> list[tuple[float, float]]:
+    """One coordinate of a query and of its key, after each step."""
+    q, k = (torch.full((1, 1, 1, 1), value, dtype=torch.float64) for value in START)
+    points = [START]
+    for _ in range(STEPS):
+        q, k = evolve(q, k, STEP_SIZE, force, n_steps=1, method=method)
+        points.append((q.item(), k.item()))
+    return points
+
+
+def draw(folder: Path) -> None:
+    series = [Series("leapfrog", orbit("leapfrog")), Series("Euler", orbit("euler"))]
+    title = f"q′ = k, k′ = −tanh(q): {STEPS} steps of {STEP_SIZE}"
+    chart = line_chart(series, "query coordinate q", "key coordinate k", title=title)
+    (folder / "orbits.svg").write_text(chart, "utf-8")
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

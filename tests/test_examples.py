@@ -1,0 +1,26 @@
+"""The examples run, each for a few steps, and end with finite numbers."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text("utf-8"))
+
+
+@pytest.mark.usefixtures("registries_restored", "own_cache")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_runs(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [program.name, "--steps", "2"])
+    runpy.run_path(str(program), run_name="__main__")
+    lines = capsys.readouterr().out
+    assert len(re.findall(r"\d\.\d+", lines)) >= 2  # one for each attention
+    assert "nan" not in lines
+
+
+def test_every_program_is_listed() -> None:
+    listed = re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text("utf-8"))
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
