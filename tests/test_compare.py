@@ -69,9 +69,7 @@ def test_a_text_is_passed_over_at_most_four_times() -> None:
 
 
 def test_a_budget_too_small_is_refused_with_what_it_could_detect_and_what_would_do() -> None:
-    with pytest.raises(
-        CoupledQKError, match=r"--minutes 3 allows [23] pairs .*80% power to detect \d\.\d%"
-    ) as error:
+    with pytest.raises(CoupledQKError, match=r"--minutes 3 allows [23] pairs .*80% power to detect \d\.\d%") as error:
         fit(NOVEL, SPEEDS, 3, jobs=1)
     enough = int(str(error.value).split()[-1])
     assert fit(NOVEL, SPEEDS, enough, jobs=1).pairs >= FEWEST_PAIRS
@@ -206,10 +204,7 @@ def test_the_answer_says_what_came_out_how_sure_it_is_and_what_it_could_detect(
     assert f"The comparison had 80% power to detect an effect of {evidence.detectable:.2%}." in finding
     assert "95% interval" in finding
     assert "5 paired seeds, p " in finding
-    assert (
-        "It costs 0 more parameters (+0.00%) and 1.30× the time for the same tokens (1.20 to 1.50 in 3 "
-        in finding
-    )
+    assert "It costs 0 more parameters (+0.00%) and 1.30× the time for the same tokens (1.20 to 1.50 in 3 " in finding
     assert coherence.startswith(
         "Coherence of novel: 0.810 bits per byte (95% interval 0.700 to 0.900, over 40 documents)"
     )

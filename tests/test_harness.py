@@ -13,7 +13,7 @@ from coupledqk.cli.harness import Harness
 from coupledqk.data.batches import valid_batches
 from coupledqk.data.tokenizers import byte_tokenizer
 from coupledqk.errors import CoupledQKError
-from coupledqk.tasks.lm import measure
+from coupledqk.tasks.lm import language_metrics
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("lm_eval")
@@ -79,7 +79,7 @@ def test_its_perplexities_are_ours(results) -> None:
     for text in DOCUMENTS:
         tokens = np.array([tokenizer.end_of_text, *tokenizer.encode(text)])
         assert len(tokens) <= LENGTH or (len(tokens) - 1) % LENGTH == 0
-        loss = measure(model, valid_batches(tokens, LENGTH, batch_size=8), len(text.encode()))["loss"]
+        loss = language_metrics(model, valid_batches(tokens, LENGTH, batch_size=8), len(text.encode()))["loss"]
         nats += loss * (len(tokens) - 1)
     n_bytes = sum(len(text.encode()) for text in DOCUMENTS)
     n_words = sum(len(text.split()) for text in DOCUMENTS)
