@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts.py
     python benchmarks/verdicts.py --trials 2000
-    python benchmarks/verdicts.py --prior results/lab/ablation-mini.json results/lab/controls-mini.json
+    python benchmarks/verdicts.py --prior results/lab/qk-norm-mini.json
 
 The first prints Markdown tables of coverage, error rates and power. The last writes the package's compare_prior.json.
 """
