@@ -37,7 +37,10 @@ function stopWords(run, stop) {
     ];
   }
   const clear = stop.share >= 0.25 && stop.share >= 2 * stop.even;
-  const words = element("p", {}, ...(clear ? [where] : ["No head of this run does this clearly on this text. The nearest is ", element("b", {}, `layer ${stop.layer}, head ${stop.head}`), ", which would be a head that"]), ` ${STOPS[stop.kind].words}.`);
+  const does = STOPS[stop.kind].words;
+  const words = clear
+    ? element("p", {}, where, ` ${does}.`)
+    : element("p", {}, `Some models have a head that ${does}. No head of this run does so clearly on this text; the nearest is `, element("b", {}, `layer ${stop.layer}, head ${stop.head}`), ".");
   const coupling = stop.before === null ? "" : ` Without coupling it would be ${percent(stop.before)}.`;
   const numbers = element("p", {}, `It puts ${percent(stop.share)} of its attention there, on average; evenly spread attention would put ${percent(stop.even)}.${coupling} See the row of `, ...at, ", which looks at ", tokenName(tokens, stop.key), tokenPlace(stop.key), ".");
   return [words, numbers];
