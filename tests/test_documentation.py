@@ -5,14 +5,19 @@ A comment above a block changes that:
 
     <!-- test: not run, REASON -->
     <!-- test: replace OLD with NEW -->       what would take long is made short
+
+Of the commands only the flags are checked.
 """
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from coupledqk import CoupledQKError, cli
+from coupledqk.cli.train import Train
 from coupledqk.lab.cells import make_plan
 from coupledqk.lab.experiment import parse
 from small_runs import run_to, tiny
@@ -64,6 +69,29 @@ def test_python_runs_as_pasted(page: Path, reader_folder: Path) -> None:
     namespace = {"__name__": "__main__"}
     for code in codes:
         exec(compile(code, str(page), "exec"), namespace)
+
+
+def command_lines(page: Path) -> list[str]:
+    """Commands in indented lines and in `code`, without comments."""
+    found = re.findall(r"^ {4}coupledqk ([a-z].*)|`coupledqk ([a-z]+ [^`]+)`", page.read_text("utf-8"), re.M)
+    return sorted({re.sub(r"\s+#.*", "", line or code) for line, code in found})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_flags_that_are_shown(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(self, flags: list[str] | None = None) -> None:
+        if isinstance(self, Train) and not (self.plugin or self.config):
+            self.run_config(flags or [])
+
+    for command in cli.COMMANDS.values():
+        monkeypatch.setattr(command, "run", check)
+    monkeypatch.setattr(cli, "load_plugin", lambda path: None)
+    for line in command_lines(page):
+        try:
+            cli.run(shlex.split(line))
+        except (SystemExit, CoupledQKError) as error:
+            if "--help" not in line:
+                pytest.fail(f"coupledqk {line}: {error}")
 
 
 @pytest.mark.parametrize("text", EXPERIMENTS)
