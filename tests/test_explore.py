@@ -1,13 +1,8 @@
-"""The explorer's bundle says what the model did; the command and the server take any text for text."""
+"""The explorer's bundle says what the model did, and the command takes any text for text."""
 
-import http.client
 import json
 import math
 import re
-import socket
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +27,6 @@ from coupledqk.explore.tour import find_stops
 from coupledqk.model import TransformerLM
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
-from coupledqk.server import MOST_BYTES
 from coupledqk.training.checkpoints import Checkpoints
 
 TEXT = "the cat and the dog"
@@ -61,9 +55,6 @@ def stored_weights(run: dict[str, Any], n_tokens: int) -> Tensor:
     shape = (len(run["map_steps"]), run["n_layers"], run["n_heads"], n_tokens, n_tokens)
     roots = unpack(run["maps"], *shape).double() / UNIT
     return roots * roots.abs()
-
-
-# --- the bundle -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(-2, 2))
@@ -183,9 +174,6 @@ def test_the_effects_are_those_of_interventions_on_this_text() -> None:
     assert cut == short
 
 
-# --- the tour ---------------------------------------------------------------------------------------------------------------
-
-
 def one_hot_rows(keys: list[int]) -> Tensor:
     """A map in which query t looks at keys[t] only."""
     return torch.eye(len(keys))[keys]
@@ -232,9 +220,6 @@ def test_bytes_that_are_no_text_by_themselves_are_written_out() -> None:
     assert make_bundle([reader()], "é\ud800")["tokens"] == ["\\xc3", "\\xa9", "?"]
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_text_that_cannot_be_shown_is_refused() -> None:
     with pytest.raises(CoupledQKError, match="the text is empty"):
         make_bundle([reader()], "")
@@ -268,9 +253,6 @@ def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
         with pytest.raises(CoupledQKError, match="name one run folder, or two"):
             Explore(folders).run()
     assert not (tmp_path / "explore.html").exists()
-
-
-# --- the command ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -311,104 +293,3 @@ def test_the_command_serves_and_warns_when_others_can_come(
     printed = capsys.readouterr().out
     assert "http://" in printed
     assert ("Anyone who can reach this machine" in printed) == warned
-
-
-# --- live -------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server([reader("euler", n_positions=64)], TEXT, port=0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def ask(server: Server, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request(method, path, body or None, {name.replace("_", "-"): value for name, value in headers.items()})
-    answer = connection.getresponse()
-    return answer.status, answer.read()
-
-
-def post(server: Server, text: Any) -> tuple[int, dict[str, Any]]:
-    body = json.dumps({"text": text}).encode()
-    status, answer = ask(server, "POST", "/bundle", body, Content_Type="application/json")
-    return status, json.loads(answer)
-
-
-def test_the_server_answers_each_sentence_with_its_own_bundle(server: Server) -> None:
-    sentences = [f"sentence number {i}" for i in range(6)]
-    with ThreadPoolExecutor(6) as several:
-        answers = list(several.map(lambda sentence: post(server, sentence), sentences))
-    for sentence, answer in zip(sentences, answers, strict=True):
-        assert answer == (200, json.loads(json.dumps(make_bundle(server.readers, sentence))))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "the text is empty"),
-        ("x" * 65, "65 tokens and the model has 64"),
-        (["x"], 'expected JSON: {"text"'),
-        (None, "expected"),
-    ],
-)
-def test_a_text_that_cannot_be_read_is_answered_by_a_line(text: Any, says: str, server: Server) -> None:
-    status, answer = post(server, text)
-    assert status == 400
-    assert says in answer["error"]
-    assert "\n" not in answer["error"]
-
-
-JSON = {"Content_Type": "application/json"}
-REFUSED = [
-    ("GET", "/../../etc/passwd", b"", {}, 404, "expected one of GET /"),
-    ("GET", "/page.css", b"", {}, 404, "expected one of GET /"),
-    ("POST", "/", b"{}", JSON, 404, "/bundle"),
-    ("POST", "/bundle", b'{"text": "x"}', {"Content_Type": "text/plain"}, 415, "application/json"),
-    ("POST", "/bundle", b"{", JSON, 400, "expected JSON"),
-    ("POST", "/bundle", b"[" * 50_000, JSON, 400, "expected JSON"),
-    ("POST", "/bundle", b"\xff", JSON, 400, "expected JSON"),
-    ("POST", "/bundle", b"", {**JSON, "Content_Length": str(MOST_BYTES + 1)}, 413, "too long"),
-    ("POST", "/bundle", b"", {**JSON, "Content_Length": "9" * 5000}, 413, "too long"),
-    ("POST", "/bundle", b"", {**JSON, "Content_Length": "-1"}, 411, "Content-Length"),
-    ("GET", "/", b"", {"Host": "example.org"}, 403, "answers at http://127.0.0.1"),
-    ("POST", "/bundle", b'{"text": "x"}', {**JSON, "Host": "[::"}, 403, "answers at"),
-]
-
-
-@pytest.mark.parametrize(("method", "path", "body", "headers", "status", "says"), REFUSED)
-def test_a_strange_request_is_refused_in_words(
-    method: str, path: str, body: bytes, headers: dict[str, str], status: int, says: str, server: Server
-) -> None:
-    answered, answer = ask(server, method, path, body, **headers)
-    assert answered == status
-    assert says in json.loads(answer)["error"]
-
-
-def test_the_server_is_this_machines_own_unless_told_otherwise(server: Server) -> None:
-    assert Explore((Path("run"),)).host == server.server_address[0] == "127.0.0.1"
-    with pytest.raises(OSError, match=r"refused|timed out|unreachable"):
-        socket.create_connection(("127.0.0.2", server.server_port), timeout=2)
-
-
-def test_a_port_in_use_is_said_in_one_line(server: Server) -> None:
-    with pytest.raises(CoupledQKError, match=rf"^port {server.server_port} of 127.0.0.1 is in use: choose another.*$"):
-        Server(server.readers, TEXT, port=server.server_port)
-    with pytest.raises(CoupledQKError, match="cannot listen on port 99999"):
-        Server(server.readers, TEXT, port=99_999)
-
-
-def test_two_queries_of_a_head_are_shown_as_two_parts_with_the_heads_own_step_size():
-    model = tiny_model("hamiltonian_diff_v2", n_heads=4)
-    with torch.no_grad(), record(model) as tape:
-        model(torch.arange(5)[None])
-    layer = tape.layers[0]
-    q, k = states_of(layer)
-    for part in range(2):
-        for head in range(4):
-            torch.testing.assert_close(q[part * 4 + head, :, -1], layer.evolved_q[0, :, 2 * head + part])
-            torch.testing.assert_close(k[part * 4 + head, :, -1], layer.evolved_k[0, :, head])
-    sizes = bundles._step_sizes(tape, n_heads=4)
-    assert sizes[0] == pytest.approx(layer.integrator.step_size.tolist(), abs=1e-3)
