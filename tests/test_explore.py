@@ -293,3 +293,17 @@ def test_the_command_serves_and_warns_when_others_can_come(
     printed = capsys.readouterr().out
     assert "http://" in printed
     assert ("Anyone who can reach this machine" in printed) == warned
+
+
+def test_two_queries_of_a_head_are_shown_as_two_parts_with_the_heads_own_step_size():
+    model = tiny_model("hamiltonian_diff_v2", n_heads=4)
+    with torch.no_grad(), record(model) as tape:
+        model(torch.arange(5)[None])
+    layer = tape.layers[0]
+    q, k = states_of(layer)
+    for part in range(2):
+        for head in range(4):
+            torch.testing.assert_close(q[part * 4 + head, :, -1], layer.evolved_q[0, :, 2 * head + part])
+            torch.testing.assert_close(k[part * 4 + head, :, -1], layer.evolved_k[0, :, head])
+    sizes = bundles._step_sizes(tape, n_heads=4)
+    assert sizes[0] == pytest.approx(layer.integrator.step_size.tolist(), abs=1e-3)
