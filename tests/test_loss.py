@@ -86,3 +86,15 @@ def test_a_tied_matrix_gets_the_gradients_of_both_its_uses() -> None:
         for function in (linear_cross_entropy, plain_loss)
     )
     torch.testing.assert_close(lean, plain)
+
+
+def test_no_operation_writes_into_its_own_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    softmax = torch.softmax
+
+    def checked(logits: torch.Tensor, dim: int, *, out: torch.Tensor) -> torch.Tensor:
+        assert out.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr()
+        return softmax(logits, dim, out=out)
+
+    monkeypatch.setattr(torch, "softmax", checked)
+    x, weight, targets = make(3, 4, 7, torch.float32)
+    torch.testing.assert_close(linear_cross_entropy(x, weight, targets), plain_loss(x, weight, targets))

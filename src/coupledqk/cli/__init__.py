@@ -5,6 +5,7 @@ A command is a frozen dataclass whose fields are its flags and whose docstring i
 
 import errno
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from .. import __version__
 from ..errors import CoupledQKError, unknown
 from ..plugins import load_plugin
+from ..terminal import wrapped
 from .plugin import WithPlugin
 from .settings import WithSettings
 
@@ -60,6 +62,7 @@ def run(arguments: list[str]) -> None:
     parsed: Any = tyro.cli(
         command_type,
         prog=f"coupledqk {name}",
+        description=wrapped(inspect.cleandoc(command_type.__doc__ or "")),
         args=["--out" if word == "-o" else word for word in rest],
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalRequiredArgs),
         return_unknown_args=takes_settings,

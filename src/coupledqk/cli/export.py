@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..terminal import wrapped
 from .plugin import WithPlugin
 
 
@@ -35,7 +36,7 @@ class Export(WithPlugin):
             address = push_export(self.folder, self.push) if self.push else None
         best = run.result["best"]
         print(f"{self.folder}: perplexity {best['perplexity']:.3f}, {best['bits_per_byte']:.4f} bits per byte")
-        print(f"\nPerplexity: {run.result['definition']}.")
+        print(wrapped(f"\nPerplexity: {run.result['definition']}."))
         if address:
             print(f"Uploaded to {address}")
         print(f"\nTry `coupledqk harness {self.folder} --tasks wikitext`, or `coupledqk import {self.folder}`.")

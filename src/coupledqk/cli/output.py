@@ -29,7 +29,7 @@ def train_and_print(plans: "Sequence[Plan]", jobs: int | None) -> None:
 
     queue = train_plans(plans, jobs)
     for plan in plans:
-        print(f"{outcome_summary(read(plan.outcome))}\n{plan.outcome}\n")
+        print(f"{wrapped(outcome_summary(read(plan.outcome)))}\n{plan.outcome}\n")
     exit_unless_finished(queue)
 
 

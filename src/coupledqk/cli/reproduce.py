@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import CoupledQKError
+from ..terminal import wrapped
 from .output import train_and_print
 from .plugin import WithPlugin
 from .settings import parse_seeds
@@ -58,7 +59,7 @@ class Reproduce(WithPlugin):
         from ..lab.summary import cost_summary, listing, progress_summary
 
         if self.list:
-            print(listing([load(name) for name in names()]))
+            print(wrapped(listing([load(name) for name in names()])))
             return
         if not self.names:
             raise CoupledQKError("which experiment? Name one or more, or all; `coupledqk reproduce --list` lists them")
@@ -72,7 +73,7 @@ class Reproduce(WithPlugin):
         ]
         if self.dry_run or self.status:
             for plan in plans:
-                print(cost_summary(plan) if self.dry_run else progress_summary(plan), end="\n\n")
+                print(wrapped(cost_summary(plan) if self.dry_run else progress_summary(plan)), end="\n\n")
         elif plans:
             train_and_print(plans, self.jobs)
         for each in measuring:
@@ -85,7 +86,7 @@ class Reproduce(WithPlugin):
         from . import run
 
         found = measurements(experiment, self.scale, self.out, parse_seeds(self.seeds))
-        print(measurement_summary(experiment, found), end="\n\n", flush=True)
+        print(wrapped(measurement_summary(experiment, found)), end="\n\n", flush=True)
         if self.dry_run or self.status:
             return
         require_finished(experiment, self.scale, found)
