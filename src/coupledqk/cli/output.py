@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import stop_on_signals
+from ..terminal import stop_on_signals, wrapped
 
 if TYPE_CHECKING:
     from ..lab.cells import Plan
