@@ -79,10 +79,13 @@ def open_readers(
 
     if not 1 <= len(folders) <= 2:
         raise CoupledQKError(f"{len(folders)} runs given: name one run folder, or two to compare them")
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
     runs = [Run.open(folder) for folder in folders]
+    candidates = (
+        [variant_name(run.config) for run in runs],
+        [folder.resolve().name for folder in folders],
+        [str(folder) for folder in folders],
+    )
+    names = next((names for names in candidates if len(set(names)) == len(runs) > 1), candidates[1])
     return [
         Reader(name, variant_name(run.config), checkpoint, run.model(checkpoint, device), run.tokenizer())
         for name, run in zip(names, runs, strict=True)
