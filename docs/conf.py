@@ -23,6 +23,7 @@ suppress_warnings = ["myst.xref_missing"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+add_module_names = False
 default_role = "code"
 
 
