@@ -4,12 +4,16 @@ Each case runs in a process of its own: two steps of AdamW with two micro-batche
 minus what is resident after a step of a tiny model, which has loaded all libraries. The estimate is that of the same passes
 with the CPU's kernels.
 
+glibc keeps freed memory for later, in pieces that large tensors do not fit in. By default it is told to return every tensor's
+memory at once, so that the peak is that of the tensors; --keep-freed measures with glibc's own settings instead.
+
     python benchmarks/plan.py
     python benchmarks/plan.py --presets nano --variants standard hamiltonian diff
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 
@@ -25,6 +29,8 @@ from coupledqk.terminal import table
 from coupledqk.training.optimizer import build_optimizer
 
 MICRO_BATCHES = 2
+RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+"""For glibc: tensors from this size on are mappings of their own, and the heap ends where its last piece in use does."""
 
 
 def main() -> None:
@@ -34,18 +40,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="sequences in a micro-batch")
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--measure", nargs=3, metavar=("PRESET", "VARIANT", "CHECKPOINTING"), help=argparse.SUPPRESS)
+    parser.add_argument("--keep-freed", action="store_true", help="let glibc keep freed memory, as it does by default")
     options = parser.parse_args()
     if options.measure:
         name, variant, checkpointing = options.measure
         print(measured(preset(name, variant), options.rows, options.seq_len, json.loads(checkpointing)))
         return
+    environment = {**os.environ, **({} if options.keep_freed else RETURN_FREED)}
     rows = []
     for name in options.presets:
         for variant in options.variants:
             for checkpointing in ("false", "true"):
                 how = Pass(options.rows, options.seq_len, checkpointing=checkpointing == "true", kernels="cpu")
                 expected = peak_memory(preset(name, variant), how, accumulates=True).total
-                found = float(subprocess.check_output([*sys.orig_argv, "--measure", name, variant, checkpointing]))
+                command = [*sys.orig_argv, "--measure", name, variant, checkpointing]
+                found = float(subprocess.check_output(command, env=environment))
                 sizes = [f"{size / 1e6:,.0f}" for size in (expected, found)]
                 rows.append([name, variant, checkpointing, *sizes, f"{expected / found:.3f}"])
     print(f"{machine()}, torch {versions()['torch']}, commit {commit()}")
