@@ -38,7 +38,7 @@ def split_rows(x: Tensor, weight: Tensor) -> Tensor:
     n, d = weight.shape
     hands = 4 * torch.get_num_threads()  # more than one for each thread, so that none waits long for another
     rest = n % hands
-    # a turned row, (hands, d, 1) with its numbers side by side: laid out as a column, it takes the library four times as long
+    # the row as (hands, d, 1) with unit stride along d: as a strided column, the product takes four times as long
     row = x.contiguous().as_strided((hands, d, 1), (0, 1, d))
     out = torch.bmm((weight[: n - rest] if rest else weight).view(hands, n // hands, d), row).view(-1)
     if rest:

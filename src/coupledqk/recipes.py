@@ -64,7 +64,7 @@ RECIPES: dict[str, RunConfig] = {
             steps=20_000, batch_size=64, seq_len=64, lr=3e-4, warmup=500, weight_decay=0.01, precision="fp32"
         ),
     ),
-    # recall comes suddenly: at this size between 500 and 1,000 steps, later with more pairs or tokens or a higher lr
+    # accuracy rises abruptly: at this size between 500 and 1,000 steps, later with more pairs or tokens or a higher lr
     "mqar-mini": RunConfig(
         model=preset("mini", n_layers=2, vocab_size=32, n_positions=16),
         task=MQARConfig(n_pairs=3, n_test=1_000),

@@ -52,8 +52,8 @@ def run_harness(
         )
     except (ConnectionError, OSError) as error:
         raise CoupledQKError(
-            f"the data of {', '.join(tasks)} cannot be had ({str(error).splitlines()[0]}): built-in tasks fetch theirs from "
-            "the hub; offline, describe tasks on local files and name their folder with --include"
+            f"the data of {', '.join(tasks)} could not be loaded ({str(error).splitlines()[0]}): built-in tasks fetch theirs "
+            "from the hub; offline, describe tasks on local files and name their folder with --include"
         ) from None
     return found["results"]
 

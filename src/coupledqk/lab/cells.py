@@ -188,7 +188,7 @@ def _configure(
 
 
 def _placed(config: RunConfig, data_dir: Path | None) -> RunConfig:
-    """Where the data lie here is no part of an experiment."""
+    """The configuration with the local folder of its data, which is not part of the experiment."""
     if data_dir is None or not isinstance(config.task, DataConfig | GLUEConfig):
         return config
     place = data_dir.expanduser().resolve()

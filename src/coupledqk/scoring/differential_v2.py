@@ -4,16 +4,15 @@ A head has two queries of full width, side by side (2i and 2i + 1), and one key 
 attention with twice the queries, a single call of the fast kernel. W is n_heads × d_model, x the input of the attention.
 """
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..initial import INIT_STD, Normal, global_normal
 from ..linear import Linear
 from .record import Scoring
-from .softmax import attend, attention_weights
+from .softmax import Softmax, attend, attention_weights
 
 
-class DifferentialV2(nn.Module):
+class DifferentialV2(Softmax):
     def __init__(self, n_heads: int, width: int) -> None:
         super().__init__()
         self.lam = Linear(n_heads * width, n_heads)
@@ -45,20 +44,6 @@ class DifferentialV2(nn.Module):
         """The signed map A₁ − λ A₂, (B, H, T, S)."""
         first, second = attention_weights(q, k, mask, causal).unflatten(1, (-1, 2)).unbind(2)
         return first - self.strength(x).to(first.dtype).transpose(1, 2)[..., None] * second
-
-    def plain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        x: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The same output by the definition, and the weights."""
-        weights = self.weights(q, k, mask, causal, x)
-        v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2)
-        return torch.einsum("bhts,bshd->bthd", weights, v), weights
 
 
 DIFFERENTIAL_V2 = Scoring(
