@@ -1,5 +1,6 @@
 """The examples run, each for a few steps, and end with finite numbers."""
 
+import json
 import re
 import runpy
 import sys
@@ -21,6 +22,18 @@ def test_runs(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "nan" not in lines
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text("utf-8"))["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert "STEPS = 400" in codes[0]
+    namespace: dict[str, object] = {}
+    for code in [codes[0].replace("STEPS = 400", "STEPS = 1"), *codes[1:]]:
+        exec(code, namespace)
+    assert "bits per byte" in capsys.readouterr().out
+
+
 def test_every_program_is_listed() -> None:
-    listed = re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text("utf-8"))
-    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+    listed = re.findall(r"\]\((\w+\.(?:py|ipynb))\)", (EXAMPLES / "README.md").read_text("utf-8"))
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))
