@@ -1,6 +1,6 @@
 """Beside every language model stand n-gram models of its text; one that is no better than bigrams is marked."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -9,8 +9,10 @@ from coupledqk.outcome import Outcome, read, write
 from coupledqk.recipes import recipe
 from coupledqk.report.curves import panels
 from coupledqk.report.lab_page import html_report, markdown_report, problems
-from coupledqk.run_folder import variant_name
+from coupledqk.report.listing import results_table
+from coupledqk.run_folder import RunFolder, variant_name
 from test_lab_report import make_outcome
+from test_report import make_run
 
 BASELINES = (Baseline(2, 50.0, 2.0, 1_000), Baseline(5, 20.0, 1.5, 1_000))
 LOSSES = (PositionLoss(1, 1, 10, 4.0), PositionLoss(2, 8, 70, 3.5), PositionLoss(9, 16, 80, 3.2))
@@ -54,3 +56,12 @@ def test_an_outcome_file_keeps_them(tmp_path):
 
 def test_normalised_queries_and_keys_do_not_hide_the_name_of_a_variant():
     assert variant_name(recipe("mini-modern", "hamiltonian")) == "hamiltonian"
+
+
+@pytest.mark.parametrize(("bigram", "marked"), [(9.0, False), (0.1, True)])
+def test_the_table_of_a_finished_run_names_the_baselines(tmp_path, bigram, marked):
+    run = RunFolder(make_run(tmp_path / "run"))
+    run.write_json("result.json", {**run.result, "baselines": [asdict(replace(BASELINES[0], bits_per_byte=bigram))]})
+    text = results_table([run])
+    assert f"bigram {bigram:.4f}" in text
+    assert ("no conclusion about attention" in " ".join(text.split())) == marked

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..baselines import objection, read_baselines
 from ..config import identity
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder, find_runs, task_name, variant_name
@@ -49,7 +50,8 @@ def runs_table(runs: Sequence[RunFolder]) -> str:
 
 
 def results_table(runs: Sequence[RunFolder]) -> str:
-    """One row per finished run of one task: best and final measure, parameters, speed; and the measure's definition."""
+    """One row per finished run of one task: best and final measure, parameters, speed; the measure's definition, and the n-gram
+    models of the text of the first run."""
     measure = runs[0].config.task.measure
     rows = []
     for run in runs:
@@ -67,5 +69,11 @@ def results_table(runs: Sequence[RunFolder]) -> str:
         )
     beside = [companion.name for companion in measure.companions]
     head = ["attention", "seed", f"{measure.name}: best", "final", *beside, "parameters", "tokens/s"]
-    definition = f"{measure.name.capitalize()}: {runs[0].result['definition']}."
-    return f"{table(head, rows)}\n\n{wrapped(definition)}"
+    notes = [f"{measure.name.capitalize()}: {runs[0].result['definition']}."]
+    if baselines := read_baselines(runs[0].result):
+        named = ", ".join(f"{baseline.name} {baseline.bits_per_byte:.4f}" for baseline in baselines)
+        notes.append(f"Bits per byte of n-gram models of the same text: {named}.")
+    for run in runs:
+        if why := objection(run.result["best"].get("bits_per_byte", 0.0), read_baselines(run.result)):
+            notes.append(f"{run.info['variant']}: {why}.")
+    return "\n\n".join([table(head, rows), *map(wrapped, notes)])
