@@ -229,3 +229,14 @@ def check_fields(config: object) -> None:
 def _wrong(where: str, value: Any, expected: str) -> CoupledQKError:
     shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}…"
     return CoupledQKError(f"{where or 'the file'}={shown}: expected {expected}")
+
+
+def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
+    """("0-3", "7") to (0, 1, 2, 3, 7)."""
+    seeds: dict[int, None] = {}
+    for word in words:
+        first, dash, last = word.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise CoupledQKError(f"--seeds {word}: expected numbers such as 0 1 2, or a range such as 0-7")
+        seeds |= dict.fromkeys(range(int(first), int(last or first) + 1))
+    return tuple(seeds)

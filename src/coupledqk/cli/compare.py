@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CoupledQKError
+from ..schema import parse_seeds
 from ..terminal import stop_on_signals, table, wrapped
 from .plugin import WithPlugin
-from .settings import parse_seeds
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,6 @@ from pathlib import Path
 from ..report.listing import results_table
 from .output import exit_unless_finished, train_plans
 
-NEXT = """What to try next:
-
-    # attention of both models, on texts that you type
-    {command} explore {standard} {coupled} --serve
-    # entropy, rank, sinks, and how queries and keys move
-    {command} analyze {standard} {coupled}
-    # more text
-    {command} generate {coupled} --prompt "import "
-    # does coupling help on your text? (needs: pip install 'coupledqk[lab]')
-    {command} compare --corpus my-texts/ --minutes 30"""
-
 
 @dataclass(frozen=True)
 class Demo:
@@ -40,7 +29,7 @@ class Demo:
 
     def run(self) -> None:
         from ..lab.cells import make_plan
-        from ..lab.demo import PROMPT, demo_experiment, write_pages
+        from ..lab.demo import NEXT_STEPS, PROMPT, demo_experiment, write_pages
         from ..runs import Run
 
         began = time.monotonic()
@@ -57,4 +46,4 @@ class Demo:
             f"Curves, baselines and step sizes: {pages.report}\nAttention before and after coupling: {pages.explorer}\n"
         )
         standard, coupled = (run.path for run in runs)
-        print(NEXT.format(command=Path(sys.argv[0]), standard=standard, coupled=coupled))
+        print(NEXT_STEPS.format(command=Path(sys.argv[0]), standard=standard, coupled=coupled))

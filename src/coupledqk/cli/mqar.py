@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..schema import parse_seeds
 from .output import report_experiment
 from .plugin import WithPlugin
-from .settings import parse_seeds
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import CoupledQKError
+from ..schema import parse_seeds
 from ..terminal import wrapped
 from .output import train_and_print
 from .plugin import WithPlugin
-from .settings import parse_seeds
 
 if TYPE_CHECKING:
     from ..lab.experiment import Experiment

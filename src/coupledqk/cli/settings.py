@@ -1,7 +1,6 @@
 """Every setting of a run as a flag: `--lr 3e-4`, `--n_steps 1`, `--train.precision bf16`, `--compile`."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,17 +44,6 @@ class WithSettings(WithPlugin):
                 f"{self.config}: no such file; --config takes a TOML file, such as a run's config.toml"
             )
         return from_toml(RunConfig, self.config.read_text())
-
-
-def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
-    """("0-3", "7") to (0, 1, 2, 3, 7)."""
-    seeds: dict[int, None] = {}
-    for word in words:
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise CoupledQKError(f"--seeds {word}: expected numbers such as 0 1 2, or a range such as 0-7")
-        seeds |= dict.fromkeys(range(int(first), int(last or first) + 1))
-    return tuple(seeds)
 
 
 def settings_help() -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from ..config import identity
 from ..run_folder import variant_name
+from ..schema import parse_seeds
 from .output import report_experiment
-from .settings import WithSettings, parse_seeds
+from .settings import WithSettings
 
 
 @dataclass(frozen=True)

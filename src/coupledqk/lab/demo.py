@@ -22,6 +22,18 @@ ABOUT = (
     "they are scored; explore.html, beside this page, shows how."
 )
 
+NEXT_STEPS = """What to try next:
+
+    # attention of both models, on texts that you type
+    {command} explore {standard} {coupled} --serve
+    # entropy, rank, sinks, and how queries and keys move
+    {command} analyze {standard} {coupled}
+    # more text
+    {command} generate {coupled} --prompt "import "
+    # does coupling help on your text? (needs: pip install 'coupledqk[lab]')
+    {command} compare --corpus my-texts/ --minutes 30"""
+"""Commands to try on the two runs, as pasted."""
+
 
 def demo_experiment(steps: int) -> Experiment:
     """Both models with the recipe mini-modern, on Python's standard library."""

@@ -1,0 +1,40 @@
+"""A plan as text: what a run or an experiment needs, and the command that starts it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config import RunConfig
+from ..files import write_atomic
+from ..lab.cells import make_plan
+from ..lab.experiment import load
+from .estimate import Machine, estimate, experiment_rows, require_fit
+from .figure import growth_figure
+from .summary import experiment_summary, run_summary
+
+ONE_GPU = "(this version trains a run on one GPU: there is no command for several yet)"
+PLANNED = ("micro_batch", "gradient_checkpointing", "device")
+"""Settings that a plan chooses."""
+
+
+def plan_run(
+    config: RunConfig, name: str, arguments: Sequence[str], machine: Machine, figure: Path | None = None
+) -> str:
+    """The plan of one run; `arguments` are those of `coupledqk train` that describe it. Draws the figure if it is named."""
+    found = estimate(config, machine)
+    best = require_fit(found, name)
+    chosen = ["--micro-batch", str(best.micro_batch), "--gradient-checkpointing", str(best.checkpointing).lower()]
+    command = shlex.join(["coupledqk", "train", *arguments, *chosen, "--device", "cuda"])
+    summary = run_summary(found, name, command if machine.devices == 1 else ONE_GPU)
+    if figure is None:
+        return summary
+    write_atomic(figure, growth_figure(config, machine, best.micro_batch))
+    return f"{summary}\n\n{figure}"
+
+
+def plan_experiment(name: str, scale: str, machine: Machine) -> str:
+    """The plan of all runs of an experiment."""
+    experiment = load(name)
+    rows = list(experiment_rows(make_plan(experiment, scale), machine))
+    command = f"coupledqk reproduce {shlex.quote(name)} --scale {scale}"
+    return experiment_summary(f"{experiment.title}, {scale}", rows, machine, command)
