@@ -20,7 +20,7 @@ from .settings import WithSettings
 
 WORDS = (
     "demo", "compare", "train", "watch", "eval", "generate", "explore", "analyze", "runs", "reproduce", "report", "mqar",
-    "glue", "sweep", "export", "import", "harness", "data", "params", "plan", "bench",
+    "glue", "sweep", "export", "import", "harness", "data", "params", "plan", "bench", "doctor", "completion",
 )  # fmt: skip
 MODULES = {"eval": "evaluate", "import": "import_"}
 """Of the commands whose module has another name."""
@@ -46,8 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    import tyro
-
+    try:
+        import tyro
+    except ImportError as error:
+        raise CoupledQKError(f"the command line needs the package tyro ({error}): pip install coupledqk") from None
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return
