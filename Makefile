@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs lint format clean
+.PHONY: demo test docs lint format release-check clean
 
 demo: .venv/demo
 	$(BIN)/coupledqk demo
@@ -24,8 +24,18 @@ format: .venv/lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Builds the package, installs the wheel into a new environment in another folder, and uses it there.
+release-check: .venv/release
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(PYTHON) -m venv "$$place/env" && \
+	"$$place/env/bin/pip" install --quiet --disable-pip-version-check torch==2.13.0 && \
+	"$$place/env/bin/pip" install --quiet --disable-pip-version-check "$$(ls "$$PWD"/dist/*.whl)[lab]" && \
+	"$$place/env/bin/pip" check && cd "$$place" && env/bin/coupledqk doctor && env/bin/coupledqk demo
+
 clean:
-	rm -rf .venv demo docs/_build
+	rm -rf .venv demo dist docs/_build
 
 # PyTorch first and pinned: this version has a build for the CPU alone; the package itself takes any torch >= 2.10.
 .venv/torch:
@@ -43,6 +53,10 @@ clean:
 
 .venv/docs: .venv/torch pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+.venv/release: .venv/torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	touch $@
 
 .venv/lint: .venv/torch pyproject.toml
