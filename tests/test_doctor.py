@@ -73,7 +73,7 @@ def completed(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[st
     script = tmp_path / "completion.bash"
     script.write_text(capsys.readouterr().out)
     typed = " ".join(f"'{word}'" for word in words)
-    ask = f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _coupledqk; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    ask = f'source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _coupledqk; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "--norc", "-c", ask], capture_output=True, text=True, check=True)
     return done.stdout.split()
 

@@ -51,7 +51,8 @@ class _Words:
     @classmethod
     def of(cls, name: str, command: type[Any]) -> "_Words":
         types = typing.get_type_hints(command)
-        flags, names = {"--help": ()}, _experiments() if name == "reproduce" else ()
+        flags: dict[str, tuple[str, ...]] = {"--help": ()}
+        names = _experiments() if name == "reproduce" else ()
         for field in dataclasses.fields(command):
             choices = VALUES.get(field.name) or _choices(types[field.name])
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
