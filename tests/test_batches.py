@@ -1,5 +1,7 @@
 """Which tokens a step sees: a pure function of (seed, step), the same for any ranks and micro-batches."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from coupledqk import CoupledQKError
 from coupledqk.data import batches
-from coupledqk.data.batches import IGNORED, micro_batches, train_batch, valid_batches
+from coupledqk.data.batches import IGNORED, ComputedOrder, micro_batches, train_batch, valid_batches
 from coupledqk.loss import IGNORED as IGNORED_BY_THE_LOSS
 
 lengths = st.integers(1, 9)
@@ -96,6 +98,76 @@ def test_ranks_and_micro_batches_share_the_global_batch(world, corpus, size, mic
         for whole, mine in zip(together, zip(*parts, strict=True), strict=True):
             whole[rank::world] = torch.cat(mine)
     assert all(torch.equal(*pair) for pair in zip(together, batch, strict=True))
+
+
+@given(corpus=corpora(), size=st.integers(1, 12), step=st.integers(0, 20))
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_read_their_rows_of_the_global_batch_only(world, corpus, size, step):
+    batch = train_batch(*corpus, size, 0, step)
+    for rank in range(world):
+        share = train_batch(*corpus, size, 0, step, rows=slice(rank, None, world))
+        assert all(torch.equal(mine, whole[rank::world]) for mine, whole in zip(share, batch, strict=True))
+
+
+@given(n=st.integers(2, 100), length=lengths, size=sizes)
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_evaluate_each_target_once_in_the_same_number_of_batches(world, n, length, size):
+    shares = [list(valid_batches(text(n), length, size, slice(rank, None, world))) for rank in range(world)]
+    assert len({len(share) for share in shares}) == 1
+    targets = torch.cat([part.flatten() for share in shares for _, part in share])
+    assert sorted(targets[targets != IGNORED].tolist()) == list(range(1, n))
+    assert all(len(inputs) > 0 for share in shares for inputs, _ in share)
+
+
+class TenBillionTokens:
+    """Each token is its own position; only what is looked at exists."""
+
+    def __len__(self) -> int:
+        return 10**10
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return np.arange(part.start, min(part.stop, len(self)))
+
+
+def test_ten_billion_tokens_are_read_window_by_window():
+    tokens = TenBillionTokens()
+    tracemalloc.start()
+    rows = torch.cat([train_batch(tokens, 512, 64, 0, step)[0] for step in (0, 1, 300_000, 600_000)])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8e6
+    starts = rows[:, 0]
+    assert torch.equal(rows, starts[:, None] + torch.arange(512))
+    assert len(starts.unique()) == 256
+    n_windows = 10**10 // 512 - 1
+    assert starts.max() < 10**10
+    assert 0.4 < float((starts[:192] < 10**10 / 2).float().mean()) < 0.6  # those of the first epoch are everywhere
+    epochs = torch.div(torch.tensor([0, 600_000 * 64]), n_windows, rounding_mode="floor")
+    assert epochs.tolist() == [0, 1]
+
+
+@given(n=st.integers(1, 300), key=st.binary(min_size=1, max_size=32))
+def test_a_computed_order_takes_every_window_once(n, key):
+    order = ComputedOrder(n, key)
+    assert sorted(order[i] for i in range(n)) == list(range(n))
+
+
+def test_a_computed_order_is_the_same_for_good_and_another_for_each_key():
+    n = 10**10 // 512
+    orders = [[ComputedOrder(n, key)[i] for i in range(3)] for key in (b"a", b"b")]
+    assert orders[0] == [19_219_788, 19_351_954, 354_837]
+    assert orders[0] != orders[1]
+
+
+def test_a_stored_order_gives_way_to_a_computed_one_above_a_size(monkeypatch):
+    tokens = text(1000)
+    stored = epoch_of(tokens, 10, 0, 0)
+    batches._grid.cache_clear()
+    monkeypatch.setattr(batches, "MAX_STORED_ORDER", 98)
+    computed = epoch_of(tokens, 10, 0, 0)
+    batches._grid.cache_clear()
+    assert not torch.equal(stored, computed)
+    assert torch.equal(stored.flatten().sort().values, computed.flatten().sort().values)
 
 
 @given(n=st.integers(2, 100), length=lengths, size=sizes)

@@ -24,8 +24,16 @@ Batch = tuple[Tensor, Tensor]
 """Inputs and targets, both (rows, length), int64."""
 
 
-def train_batch(tokens: NDArray[Any], length: int, batch_size: int, seed: int, step: int) -> Batch:
-    """The global batch of a step, for any number of ranks and micro-batches.
+EVERY_ROW = slice(None)
+
+MAX_STORED_ORDER = 1 << 24
+"""Windows of an epoch up to which their order is stored, in at most 64 MB; the order of more is computed row by row."""
+
+
+def train_batch(
+    tokens: NDArray[Any], length: int, batch_size: int, seed: int, step: int, rows: slice = EVERY_ROW
+) -> Batch:
+    """The global batch of a step, or some of its rows: a rank takes `slice(rank, None, world)` and reads nothing else.
 
     Each epoch lays a fresh grid of windows over the text, shifted by a random offset, and visits each window once, in random
     order. So a target returns in the next epoch at another position, after another context. A batch may straddle two epochs.
@@ -36,7 +44,7 @@ def train_batch(tokens: NDArray[Any], length: int, batch_size: int, seed: int, s
         )
     n_windows = max(1, len(tokens) // length - 1)
     starts = []
-    for row in range(step * batch_size, (step + 1) * batch_size):
+    for row in range(step * batch_size, (step + 1) * batch_size)[rows]:
         epoch, position = divmod(row, n_windows)
         offset, order = _grid(n_windows, len(tokens) - 1 - n_windows * length, seed, epoch)
         starts.append(offset + int(order[position]) * length)
@@ -52,14 +60,18 @@ def shuffled_rows(n_rows: int, batch_size: int, seed: int, step: int) -> list[in
     return rows
 
 
-def valid_batches(tokens: NDArray[Any], length: int, batch_size: int) -> Iterator[Batch]:
+def valid_batches(tokens: NDArray[Any], length: int, batch_size: int, rows: slice = EVERY_ROW) -> Iterator[Batch]:
     """The whole split in windows side by side: each token but the first is a target once. The last window is filled up
-    with targets that do not count."""
+    with targets that do not count.
+
+    With `rows`, only these rows of each batch. Every rank gets the same number of batches: where none of the last rows is its
+    own, it gets a row without a target that counts.
+    """
     if len(tokens) < 2:
         raise CoupledQKError(f"the split to evaluate has {len(tokens)} tokens: expected at least 2; use more text")
     starts = range(0, len(tokens) - 1, length)
     for first in range(0, len(starts), batch_size):
-        yield _gather(tokens, starts[first : first + batch_size], length)
+        yield _gather(tokens, starts[first : first + batch_size][rows] or [len(tokens)], length)
 
 
 def micro_batches(batch: Batch, size: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
@@ -68,14 +80,48 @@ def micro_batches(batch: Batch, size: int, rank: int = 0, world: int = 1) -> Ite
     return zip(inputs[rank::world].split(size), targets[rank::world].split(size), strict=True)
 
 
-@lru_cache(maxsize=8)
-def _grid(n_windows: int, spare: int, seed: int, epoch: int) -> tuple[int, NDArray[Any]]:
+@lru_cache(maxsize=2)
+def _grid(n_windows: int, spare: int, seed: int, epoch: int) -> tuple[int, NDArray[Any] | ComputedOrder]:
     """Where an epoch's grid begins and in which order its windows come. RandomState's streams never change."""
     import numpy as np
 
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
     random = np.random.RandomState(np.frombuffer(digest, "<u4"))
-    return int(random.randint(spare + 1)), random.permutation(n_windows)
+    offset = int(random.randint(spare + 1))
+    if n_windows > MAX_STORED_ORDER:
+        return offset, ComputedOrder(n_windows, digest)
+    return offset, random.permutation(n_windows).astype(np.uint32)
+
+
+class ComputedOrder:
+    """A random permutation of 0 to n - 1 that is computed where it is looked at, in no memory.
+
+    A balanced Feistel network of six rounds permutes the numbers of 2h bits, at most 4n of them. A result that is not below n
+    is permuted again until it is, so that the numbers below n are permuted among themselves.
+    """
+
+    def __init__(self, n: int, key: bytes) -> None:
+        self.n, self.key = n, key
+        self.half = ((n - 1).bit_length() + 1) // 2
+        self.mask = (1 << self.half) - 1
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, position: int) -> int:
+        if not 0 <= position < self.n:
+            raise IndexError(f"position {position} of {self.n}")
+        while (position := self._permuted(position)) >= self.n:
+            pass
+        return position
+
+    def _permuted(self, number: int) -> int:
+        left, right = number >> self.half, number & self.mask
+        for turn in range(6):
+            text = b"%d:%d" % (turn, right)
+            mixed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=self.key).digest(), "little")
+            left, right = right, left ^ (mixed & self.mask)
+        return left << self.half | right
 
 
 def _gather(tokens: NDArray[Any], starts: Sequence[int], length: int) -> Batch:
