@@ -230,6 +230,36 @@ class Ladder:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """How a variant changes one property of a trained model, beside what an immaterial change does to the baseline."""
+
+    name: str
+    """The property in words, such as "gain from context"."""
+    unit: str
+    """Empty for a number without one."""
+    baseline: float
+    """Mean over seeds, as is `variant`."""
+    variant: float
+    effect: float
+    """Mean difference of variant and baseline, seed by seed, in the unit."""
+    interval: tuple[float, float] | None
+    """95%; None for a single pair."""
+    n: int
+    """Pairs of seeds."""
+    null_effect: float | None = None
+    """The same of null pairs: the baseline with an immaterial change, against the baseline."""
+    null_interval: tuple[float, float] | None = None
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the interval excludes zero and does not overlap with that of the null pairs."""
+        if self.interval is None or self.null_interval is None:
+            return False
+        (low, high), (null_low, null_high) = self.interval, self.null_interval
+        return not low <= 0 <= high and (high < null_low or null_high < low)
+
+
+@dataclass(frozen=True)
 class Outcome:
     experiment: str
     title: str
@@ -255,6 +285,8 @@ class Outcome:
     """Of the corpora by name, where it was measured: a `lab.coherence.Coherence`."""
     ladders: tuple[Ladder, ...] = ()
     """The effect against model size, where the experiment has several; the paper's sizes are the last."""
+    shifts: tuple[Shift, ...] = ()
+    """What the variant changes beside the metric, where the experiment asks for it."""
     format: int = FORMAT
 
     @property

@@ -208,6 +208,7 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
     wanted = {label for claim in scale.claims for label in (claim.variant, claim.baseline, *(claim.elsewhere or ()))}
     if isinstance(scale, Scale):
         wanted |= set(scale.seeds_of)
+        wanted |= set(scale.shifts.labels if scale.shifts else ())
         wanted |= {
             label.format(size=size)
             for spec in scale.ladders

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import CoupledQKError, unknown
@@ -79,6 +79,26 @@ class LadderSpec:
     """How it is named beside the paper's sizes and other ladders."""
 
 
+Property = Literal["loss", "context_gain", "lr_sensitivity", "steps_to_recall", "entropy", "effective_rank"]
+"""Of a trained model; `lab.shifts` measures them."""
+
+
+@dataclass(frozen=True)
+class ShiftsSpec:
+    """Rows whose trained models are compared in other properties than the metric."""
+
+    variant: str
+    """The label of a row, as are `baseline` and `null`."""
+    baseline: str
+    null: str
+    """The baseline with an immaterial change. What differs between the two is noise."""
+    properties: tuple[Property, ...]
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        return self.variant, self.baseline, self.null
+
+
 @dataclass(frozen=True)
 class Scale:
     """An experiment at one size."""
@@ -97,6 +117,7 @@ class Scale:
     published: dict[str, Published] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     ladders: tuple[LadderSpec, ...] = ()
+    shifts: ShiftsSpec | None = None
 
     def __post_init__(self) -> None:
         for name, seeds in {"seeds": self.seeds, **self.seeds_of}.items():

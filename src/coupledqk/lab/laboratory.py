@@ -10,7 +10,9 @@ from .cells import Plan, make_plan
 from .engine import LocalPool
 from .experiment import Experiment, load
 from .ladder import too_large
+from .outcomes import write_outcome
 from .overview import GridProgress, Silent
+from .profiles import measure_attention
 from .runner import Overview, Queue, run_queue, stale
 
 
@@ -63,6 +65,9 @@ def run_plans(
             overview.note(f"{label} is left out: {reason}")
             queue.leave_out(plan, label)
     run_queue(queue, LocalPool(jobs), overview, stop, done)
+    for plan in plans:
+        if measure_attention(plan, overview.note):
+            write_outcome(plan)
     return queue
 
 

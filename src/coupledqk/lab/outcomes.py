@@ -19,6 +19,7 @@ from ..schema import flat, to_dict
 from ..statistics import UntestableError, paired, relative_differences
 from .cells import Cell, Plan, base_config, failure, status
 from .experiment import Scale
+from .shifts import find_shifts
 from .verdicts import judge_all
 
 CURVE_POINTS = 60
@@ -60,6 +61,7 @@ def outcome(plan: Plan) -> Outcome:
         config=_without_places(base),
         origin=_origin(finished),
         ladders=_ladders(plan, best),
+        shifts=find_shifts(plan),
     )
     return with_changes(found)
 

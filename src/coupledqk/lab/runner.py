@@ -21,7 +21,7 @@ class Overview(AbstractContextManager[Any], Protocol):
     """Shows the progress of a queue. It is a context manager, so that the terminal is restored however the queue ends."""
 
     def note(self, text: str) -> None:
-        """Called before the queue begins, with what the user should know."""
+        """Called before the queue begins and after it has ended, with what the user should know."""
         ...
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:

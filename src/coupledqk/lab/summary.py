@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ..costs import count_parameters
 from ..outcome import Outcome
 from ..report.ladder import ladder_table
+from ..report.shifts import shifts_table
 from ..report.tables import results_table
 from ..terminal import duration, table
 from .cells import Plan, failure, status, with_needed
@@ -92,6 +93,9 @@ def outcome_summary(outcome: Outcome) -> str:
     if outcome.ladders:
         ladder = ladder_table(outcome)
         lines += ["", table(ladder.head, ladder.rows)]
+    if outcome.shifts:
+        shifts = shifts_table([outcome])
+        lines += ["", shifts.caption, "", table(shifts.head, shifts.rows)]
     if outcome.verdicts:
         lines.append("")
     lines += [f"{verdict.claim.text}: {verdict.finding.upper()}. {verdict.sentence}" for verdict in outcome.verdicts]

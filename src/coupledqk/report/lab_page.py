@@ -15,6 +15,8 @@ from .figures import figure_name
 from .ladder import charts, ladder_table
 from .page import plain, render
 from .runs_page import shared_and_different
+from .shifts import NOTE as SHIFTS_NOTE
+from .shifts import shifts_table
 from .tables import (
     Table,
     claims_table,
@@ -55,6 +57,8 @@ def html_report(outcomes: Sequence[Outcome]) -> str:
         count=count(outcomes),
         finding=finding,
         baselines_note=NOTE,
+        shifts=shifts_table(outcomes),
+        shifts_note=SHIFTS_NOTE,
         sections=[section(outcome, anchors[place]) for place, outcome in enumerate(outcomes, 1)],
     )
 
@@ -122,6 +126,8 @@ def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> 
     parts = [f"# {markdown_text(title(outcomes))}\n"]
     if (claims := claims_table(outcomes)).rows:
         parts += [f"{count(outcomes)}\n", markdown(claims)]
+    if (shifts := shifts_table(outcomes)).rows:
+        parts += [f"**{shifts.caption}.** {SHIFTS_NOTE}\n", markdown(shifts)]
     for outcome in outcomes:
         parts += [f"## {markdown_text(outcome.title)}\n"] if len(outcomes) > 1 else []
         paragraphs = [f"{outcome.source}, {outcome.scale} scale, {outcome.date}.", *outcome.answer, outcome.caption]
@@ -157,4 +163,6 @@ def latex_report(outcomes: Sequence[Outcome]) -> str:
     tables: list[Table] = [claims_table(outcomes)] if any(outcome.verdicts for outcome in outcomes) else []
     for outcome in outcomes:
         tables += [results_table(outcome), costs_table(outcome)]
+    if (shifts := shifts_table(outcomes)).rows:
+        tables.append(shifts)
     return "% needs \\usepackage{booktabs}\n\n" + "\n".join(map(latex, tables))
