@@ -97,4 +97,4 @@ def test_scripts_for_other_shells_name_every_command(shell: str, capsys: pytest.
     script = capsys.readouterr().out
     assert all(name in script for name in COMMANDS)
     if program := shutil.which(shell):
-        subprocess.run([program, "--no-execute"], input=script, text=True, check=True)
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
