@@ -77,7 +77,7 @@ class Watch:
     """An overview that notes how cells end and may act when one takes steps."""
 
     def __init__(self, on_step=lambda cell: None) -> None:
-        self.on_step, self.endings = on_step, {}
+        self.on_step, self.endings, self.doings = on_step, {}, []
 
     def note(self, text): ...
 
@@ -88,6 +88,9 @@ class Watch:
 
     def step(self, cell, step):
         self.on_step(cell)
+
+    def busy(self, cell, doing):
+        self.doings.append(doing)
 
     def ended(self, cell, run, how, error):
         self.endings[cell.label, cell.seed] = how
@@ -119,6 +122,7 @@ def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
     assert first.endings.pop(("standard, lr 1e+20", 0)) == "failed"
     assert set(first.endings.values()) == {"finished"}
     assert len(first.endings) == 5
+    assert {"preparing the text", "validating", "taking the final measures"} <= set(first.doings)
     assert "SIGKILL" in next(why for name, why in queue.troubles.items() if "hamiltonian" in name)
 
     found = read(plan.outcome)

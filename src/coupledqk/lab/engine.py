@@ -26,6 +26,8 @@ class Message:
     kind: Literal["step", "finished", "interrupted", "failed", "busy"]
     """busy: another process is training into the folder."""
     step: int = 0
+    doing: str = ""
+    """With "step", what the run does when it is not training, such as validating."""
     error: str | None = None
 
 

@@ -56,6 +56,10 @@ class GridProgress:
         else:
             self.bars.update(self.tasks[cell.name], step, f"{self._count()} runs finished", self._left())
 
+    def busy(self, cell: Cell, doing: str) -> None:
+        steps = round(self.done.get(cell.name, 0.0) * cell.config.train.steps)
+        self.bars.update(self.tasks[cell.name], steps, doing)
+
     def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None:
         if how == "finished":
             self.finished += 1
@@ -94,6 +98,8 @@ class Silent(nullcontext[None]):
     def started(self, cell: Cell) -> None: ...
 
     def step(self, cell: Cell, step: int) -> None: ...
+
+    def busy(self, cell: Cell, doing: str) -> None: ...
 
     def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None: ...
 

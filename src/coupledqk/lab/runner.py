@@ -32,6 +32,10 @@ class Overview(AbstractContextManager[Any], Protocol):
 
     def step(self, cell: Cell, step: int) -> None: ...
 
+    def busy(self, cell: Cell, doing: str) -> None:
+        """The run does something else than training, such as validating."""
+        ...
+
     def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None: ...
 
 
@@ -136,7 +140,10 @@ def _train_all(
 def on_message(message: Message, queue: Queue, overview: Overview) -> None:
     cell = queue.running[message.folder]
     if message.kind == "step":
-        overview.step(cell, message.step)
+        if message.doing:
+            overview.busy(cell, message.doing)
+        else:
+            overview.step(cell, message.step)
         return
     del queue.running[message.folder]
     if message.kind != "finished" and not (queue.complete and message.kind == "interrupted"):

@@ -25,7 +25,7 @@ from ..run_folder import RunFolder
 from ..runs.training import train_run
 from ..schema import from_toml
 from ..terminal import stop_on_signals
-from ..training.events import Consumer, Event, Started, Step
+from ..training.events import Consumer, Evaluating, Event, Finished, Started, Step
 from .cells import ERROR_FILE
 
 SECONDS_BETWEEN_MESSAGES = 0.5
@@ -57,7 +57,10 @@ class Messages:
 
     def __call__(self, event: Event) -> None:
         now = time.monotonic()
-        if isinstance(event, Started) or (isinstance(event, Step) and now >= self.next_message):
+        if isinstance(event, Evaluating | Finished):
+            doing = "validating" if isinstance(event, Evaluating) else "taking the final measures"
+            self.send(kind="step", step=event.step, doing=doing)
+        elif isinstance(event, Started) or (isinstance(event, Step) and now >= self.next_message):
             self.next_message = now + SECONDS_BETWEEN_MESSAGES
             self.send(kind="step", step=event.step)
 
@@ -82,6 +85,7 @@ def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str,
         (folder / ERROR_FILE).unlink(missing_ok=True)
         return [contextlib.nullcontext(messages)]
 
+    messages.send(kind="step", doing="preparing the text")
     try:
         with stop_on_signals() as asked:
             run = train_run(
