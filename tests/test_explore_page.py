@@ -125,16 +125,17 @@ def test_the_maps_follow_the_slider_step_by_step(page) -> None:
     maps = layers(subject)[1].patterns()[:, 0, 2]
     token = browser.evaluate("Number(document.querySelector('#tokens .query').dataset.token)")
     pictures = {picture(browser, "#maps .run:last-child canvas")}
-    for step, words in ((2, "after step 2 of 3"), (1, "after step 1 of 3")):
+    for step, words in ((2, "after step 2 of 3"), (1, "after step 1 of 3"), (0, "before coupling")):
         browser.press("[")
-        assert texts(browser, "#step-name") == [f"step {step} of 3"]
+        assert texts(browser, "#step-name") == [f"step {step} of 3" if step else "before"]
         assert texts(browser, "#maps figcaption") == ["before coupling", words]
         first = texts(browser, "#maps .run:last-child .bar b")[0]
         assert first == f"{100 * maps[step, token].max():.1f}%"
         pictures.add(picture(browser, "#maps .run:last-child canvas"))
-    assert len(pictures) == 3
+    assert len(pictures) == 4
+    browser.click("#play")
+    browser.wait_for("state.step === 3")
     browser.press("v")
-    browser.evaluate("scrub(3)")
     change = (maps[3] - maps[0]).abs().sum(-1).mean() / 2
     assert texts(browser, "#maps .numbers") == [f"{100 * change:.1f}% of the attention differs"]
 
@@ -222,12 +223,12 @@ def test_two_runs_share_a_scale_and_have_a_difference(page) -> None:
 
 def test_a_standard_and_a_coupled_run_are_shown_side_by_side(page) -> None:
     browser = page(reader("standard"), reader("euler", name="mine"))
-    assert texts(browser, "#maps .run > figcaption") == ["standard", "mine euler, after coupling"]
-    assert texts(browser, "#views button") == ["side by side", "difference", "before and after", "change"]
+    assert texts(browser, "#views button") == ["before and after", "change", "side by side", "difference"]
+    assert texts(browser, "#maps .run > figcaption") == ["mine, before coupling", "mine, after coupling"]
     browser.press("[")
-    assert texts(browser, "#maps .run > figcaption") == ["standard", "mine euler, after step 2 of 3"]
-    browser.evaluate("choose({view: 'both'})")
     assert texts(browser, "#maps .run > figcaption") == ["mine, before coupling", "mine, after step 2 of 3"]
+    browser.evaluate("choose({view: 'runs'})")
+    assert texts(browser, "#maps .run > figcaption") == ["standard", "mine euler, after step 2 of 3"]
     assert len(texts(browser, "#effects table")) == 2
 
 

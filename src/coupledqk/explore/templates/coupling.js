@@ -9,6 +9,44 @@ function headsByChange(run) {
   return heads.sort((a, b) => b.share - a.share);
 }
 
+// The share of a head's attention that goes to each kind of place, over the rows where all of them are different tokens.
+function placesLookedAt({ n, weights }) {
+  const shares = { itself: 0, before: 0, first: 0, others: 0 };
+  let total = 0;
+  for (let query = 2; query < n; query++) {
+    for (let key = 0; key < n; key++) {
+      const place = key === query ? "itself" : key === query - 1 ? "before" : key === 0 ? "first" : "others";
+      shares[place] += Math.abs(weights[query * n + key]);
+      total += Math.abs(weights[query * n + key]);
+    }
+  }
+  return Object.fromEntries(Object.entries(shares).map(([place, share]) => [place, share / (total || 1)]));
+}
+
+const PLACES = { itself: "the token itself", before: "the token before", first: "the first token", others: "other tokens" };
+const LEAST_MOVED = 0.05;
+
+function focusWords(before, after) {
+  const [many, now] = [before, after].map(tokensLookedAt);
+  const numbers = `a row looks at ${now.toFixed(1)} tokens on average instead of ${many.toFixed(1)}`;
+  if (now < 0.8 * many) return `Coupling focuses its attention: ${numbers}.`;
+  if (many < 0.8 * now) return `Coupling spreads its attention: ${numbers}.`;
+  return `A row looks at ${now.toFixed(1)} tokens on average, about as many as before (${many.toFixed(1)}).`;
+}
+
+// What coupling changes about where a head looks, on average over the text.
+function movedWords(run, layer, head) {
+  const { length } = state.bundle.tokens;
+  if (length < 3) return "";
+  const [before, after] = [0, run.n_steps].map((step) => headMap(run, length, layer, head, step));
+  const [from, to] = [before, after].map(placesLookedAt);
+  const sorted = Object.keys(PLACES).sort((a, b) => to[a] - from[a] - (to[b] - from[b]));
+  const [loser, winner] = [sorted[0], sorted.at(-1)];
+  const shares = (place) => `${PLACES[place]} (${percent(from[place])} before, ${percent(to[place])} after)`;
+  const where = to[winner] - from[winner] < LEAST_MOVED ? "" : ` Attention moves from ${shares(loser)} to ${shares(winner)}.`;
+  return focusWords(before, after) + where;
+}
+
 function headButton({ layer, head, share }, largest) {
   const chosen = layer === state.layer && head === state.head;
   const button = element("button", { type: "button", class: "head", "aria-pressed": chosen }, element("span", {}, `layer ${layer}, head ${head}`), element("b", {}, percent(share)));
@@ -25,7 +63,8 @@ function showChanged() {
   const place = heads.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
   const of = state.bundle.runs.length > 1 ? ` of ${run.name}` : "";
   const words = place < 0 ? "" : ` In layer ${state.layer}, head ${state.head}${of} it is ${percent(heads[place].share)}: number ${place + 1} of ${heads.length}.`;
-  byId("verdict").textContent = `The share of attention that coupling moves to other tokens, largest first.${words}`;
+  const how = place < 0 ? "" : ` ${movedWords(run, state.layer, state.head)}`;
+  byId("verdict").textContent = `The share of attention that coupling moves to other tokens, largest first.${words}${how}`;
   const wasOpen = byId("changed").querySelector("details")?.open;
   const list = (some) => element("div", { class: "heads" }, ...some.map((head) => headButton(head, largest)));
   const rest = heads.slice(MOST_HEADS);

@@ -6,14 +6,13 @@ function show(bundle, effects) {
   const lastWord = tokens.findLastIndex((token) => /\p{L}/u.test(token));
   const isFirst = state.bundle === null;
   Object.assign(state, { bundle, effects, top: topWeight(bundle), query: lastWord < 0 ? tokens.length - 1 : lastWord, stop: null, pointed: null });
-  const changed = subject().tour.find(({ kind }) => kind === "changed");
-  if (isFirst) Object.assign(state, { step: mostSteps(), ...(changed && { layer: changed.layer, head: changed.head, query: changed.query }) });
   byId("cut").hidden = cut_from === null;
   byId("cut").textContent = `These are the first ${tokens.length} of the text’s ${cut_from?.toLocaleString("en")} tokens.`;
   byId("signed").hidden = !runs.some((run) => run.signed);
   document.querySelectorAll(".coupled").forEach((part) => (part.hidden = coupledRuns().length === 0));
   byId("explorer").hidden = false;
   showTokens(byId("tokens"), tokens);
+  if (isFirst && subject().changed) return visit(Object.keys(STOPS).indexOf("changed"));
   showPickers();
   showMaps();
 }

@@ -51,6 +51,19 @@ function scrub(step) {
   showMaps();
 }
 
+const SECONDS_PER_STEP = 0.8;
+let playing = null;
+
+// Follows the coupling from the beginning to the end, once.
+function play() {
+  clearInterval(playing);
+  scrub(0);
+  playing = setInterval(() => {
+    scrub(state.step + 1);
+    if (state.step === mostSteps()) clearInterval(playing);
+  }, 1000 * SECONDS_PER_STEP);
+}
+
 const KEYS = {
   ArrowLeft: () => turn("head", "n_heads", -1),
   ArrowRight: () => turn("head", "n_heads", 1),
@@ -86,5 +99,9 @@ byId("tokens").addEventListener("click", (event) => {
   state.query = overToken(event) ?? state.query;
   refresh();
 });
-byId("step").addEventListener("input", () => scrub(Number(byId("step").value)));
+byId("step").addEventListener("input", () => {
+  clearInterval(playing);
+  scrub(Number(byId("step").value));
+});
+byId("play").addEventListener("click", play);
 document.addEventListener("keydown", onKey);

@@ -32,8 +32,8 @@ function stopWords(run, stop) {
   const at = [tokenName(tokens, stop.query), tokenPlace(stop.query)];
   if (stop.kind === "changed") {
     return [
-      element("p", {}, where, ` is the head that coupling changes most: it moves ${percent(stop.share)} of its attention to other tokens.`),
-      element("p", {}, "See the row of ", ...at, ": ", ...changeWords(run, stop), ". Drag the slider “coupling” to follow the steps in between."),
+      element("p", {}, where, ` is the head that coupling changes most: it moves ${percent(stop.share)} of its attention to other tokens. ${movedWords(run, stop.layer, stop.head)}`),
+      element("p", {}, "See the row of ", ...at, ": ", ...changeWords(run, stop), ". Drag the slider “coupling”, or press “play”, to follow the steps in between."),
     ];
   }
   const clear = stop.share >= 0.25 && stop.share >= 2 * stop.even;
@@ -51,8 +51,7 @@ function visit(place) {
   const run = subject();
   const stop = run.tour.find(({ kind }) => kind === Object.keys(STOPS)[place]);
   if (!stop) return showTour();
-  const view = stop.kind === "changed" ? "both" : Object.keys(viewChoices())[0];
-  choose({ layer: stop.layer, head: stop.head, all: false, step: mostSteps(), query: stop.query, view });
+  choose({ layer: stop.layer, head: stop.head, all: false, step: mostSteps(), query: stop.query, view: Object.keys(viewChoices())[0] });
 }
 
 function showTour() {
@@ -60,7 +59,7 @@ function showTour() {
   const buttons = kinds.map((kind, i) => ({ text: `${i + 1} ${STOPS[kind].title}`, pressed: i === state.stop, act: () => visit(i) }));
   showPicker("stops", "guided tour", buttons);
   if (state.stop === null) {
-    byId("stop").replaceChildren(element("p", {}, "Four heads worth seeing, found in this text. Start with the first."));
+    byId("stop").replaceChildren(element("p", {}, "Four heads worth seeing, found in this text."));
     return;
   }
   const kind = kinds[state.stop];

@@ -1,6 +1,6 @@
 // What is shown: the state of the page and its maps.
 const byId = (id) => document.getElementById(id);
-const state = { bundle: null, effects: null, top: 1, layer: 0, head: 0, all: false, view: "runs", query: 0, step: 0, pointed: null };
+const state = { bundle: null, effects: null, top: 1, layer: 0, head: 0, all: false, view: "both", query: 0, step: 0, pointed: null };
 let shown = []; // the heat maps on the page: { heat, map, name, head }
 
 function current() {
@@ -15,7 +15,7 @@ function viewChoices() {
   const { runs } = state.bundle;
   const several = runs.length > 1 ? { runs: "side by side", difference: "difference" } : {};
   const coupled = coupledRuns().length ? { both: "before and after", change: "change" } : {};
-  return { ...several, ...coupled };
+  return { ...coupled, ...several };
 }
 
 function currentView() {
@@ -51,11 +51,11 @@ function panels() {
     case "both":
       return coupledRuns().flatMap((run) => [
         panel(named(run, "before coupling"), "", (head) => mapOf(run, head, 0)),
-        panel(named(run, stepWords(run, Math.max(1, state.step))), "", (head) => mapOf(run, head, Math.max(1, state.step))),
+        panel(named(run, stepWords(run, state.step)), "", (head) => mapOf(run, head)),
       ]);
     case "change":
       return coupledRuns().map((run) =>
-        panel(named(run, `${stepWords(run, Math.max(1, state.step))}, minus before`), "", (head) => difference(mapOf(run, head, 0), mapOf(run, head, Math.max(1, state.step)))),
+        panel(named(run, `${stepWords(run, state.step)}, minus before`), "", (head) => difference(mapOf(run, head, 0), mapOf(run, head))),
       );
     default:
       return runs.map((run) => panel(run.name, own(run), (head) => mapOf(run, head)));
