@@ -1,6 +1,7 @@
 """A run can die at any instant: nothing is lost, and it ends with the same bits."""
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -14,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from coupledqk import lease
 from coupledqk.config import identity
 from coupledqk.errors import CoupledQKError
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import change
 from coupledqk.training.checkpoints import Checkpoints, damage
-from coupledqk.training.events import Event
+from coupledqk.training.events import Event, Saving
 from small_runs import TINY, run_to, tiny, trained_bits
 
 
@@ -172,3 +174,25 @@ def test_a_full_disk_harms_nothing_already_saved(text: Path, tmp_path: Path, mon
             run_to(tiny(text), tmp_path / "run")
     assert Checkpoints(tmp_path / "run/checkpoints", keep=2).steps() == [4, 8]
     assert trained_bits(run_to(tiny(text), tmp_path / "run")) == trained_bits(whole)
+
+
+def test_an_owner_that_lost_its_run_writes_nothing_more_and_the_new_one_ends_with_the_same_bits(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is suspended before it saves step 8; meanwhile another machine takes the run over and trains it to the end."""
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.3)
+    config, path = tiny(text), tmp_path / "run"
+    whole = run_to(config, tmp_path / "whole")
+    bits: list[dict[str, bytes | str]] = []
+
+    def suspend(event: Event) -> None:
+        if isinstance(event, Saving) and event.step == 8:
+            (found,) = (path / "lock").iterdir()
+            content = json.loads(found.read_bytes())
+            found.write_bytes(json.dumps({**content, "machine": "another"}).encode())
+            bits.append(trained_bits(run_to(config, path)))
+
+    with pytest.raises(CoupledQKError, match="another process has taken over"):
+        run_to(config, path, hear=suspend)
+    assert bits == [trained_bits(whole)]
+    assert trained_bits(RunFolder(path)) == bits[0]

@@ -88,9 +88,9 @@ def test_looking_at_a_run_does_not_keep_it_from_being_trained(tmp_path: Path) ->
     run = RunFolder(tmp_path / "run")
     with run.lock():
         assert run.status == "running"
-        (run.path / "lock").chmod(0o444)
+        (run.path / "lock").chmod(0o555)
         assert run.status == "running"
-        (run.path / "lock").chmod(0o644)
+        (run.path / "lock").chmod(0o755)
     assert run.status == "interrupted"
     with run.lock():
         assert run.status == "running"

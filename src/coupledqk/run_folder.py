@@ -8,6 +8,7 @@ result.json      best and final validation, written when the run is finished; of
                  same tokens and the loss by the length of the context (`baselines.py` reads them)
 tokenizer.json   what is needed to encode and decode text
 checkpoints/     step-0001000/ ... and best-0001000/
+lock/            which process is training it (`lease.py`)
 """
 
 import contextlib
@@ -19,8 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from filelock import FileLock, Timeout, lock_descriptor
-
+from . import lease
 from .config import DataConfig, GLUEConfig, RunConfig, identity
 from .errors import CoupledQKError
 from .files import write_atomic
@@ -33,6 +33,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._lease: lease.Lease | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -86,26 +87,30 @@ class RunFolder:
     def status(self) -> Literal["finished", "running", "interrupted"]:
         if self.result:
             return "finished"
-        if not self._lock_path.is_file():
-            return "interrupted"
-        with self._lock_path.open() as file:  # for reading, since the run may be another user's
-            return "interrupted" if lock_descriptor(file.fileno(), blocking=False) else "running"
+        return "running" if lease.is_held(self._lock_path) else "interrupted"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one process at a time writes to a run. The lock goes with the process, however it ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._lock_path)
-        try:
-            lock.acquire(timeout=0.5)  # whoever reads `status` holds it for an instant
-        except Timeout:
-            raise CoupledQKError(
-                f"another process is training into {self.path}: wait for it, or choose another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        """Only one process at a time writes to a run, on all machines that share its disk. Heartbeats show that it lives."""
+        held = lease.acquire(self._lock_path)
+        if held is None:
+            raise CoupledQKError(f"another process is training into {self.path}: wait for it, or choose another --out")
+        with held:
+            self._lease = held
+            try:
+                yield
+            finally:
+                self._lease = None
+
+    def check_lock(self) -> None:
+        """Raises if this process has lost the run to another one. Cheap; without a lock of its own it does nothing."""
+        if self._lease is not None:
+            self._lease.check()
+
+    def verify_lock(self) -> None:
+        """`check_lock` that always asks the disk, for use before something is written that must not be lost."""
+        if self._lease is not None:
+            self._lease.verify()
 
     def cut_logs(self, step: int) -> None:
         """Forgets what was logged after `step`: it will be computed again."""

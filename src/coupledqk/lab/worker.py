@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
+from .. import lease
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError, DivergedError
 from ..files import write_atomic
@@ -124,7 +124,7 @@ def check_text(run: RunFolder) -> None:
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[Callable[[int], None] | None]:
     """One worker tokenizes a corpus while the others wait and then find its shards."""
-    with FileLock(folder / ".preparing"):
+    with lease.wait_for(folder / ".preparing"):
         yield None
 
 

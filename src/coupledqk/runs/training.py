@@ -122,17 +122,19 @@ def train_run(
             write_atomic(run.path / name, text)
         starts = [*run.info.get("starts", ()), origin()]
         run.write_json("info.json", {**run_info(path.name, run.config, model, task.about), "starts": starts})
-        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep)
+        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep, run.verify_lock)
         event: Event | None = None
         with ExitStack() as stack:
             entered = [logs.RunLog(run, config.train.log_every), *consumers(run)]
             listeners = [stack.enter_context(consumer) for consumer in entered]
             for event in loop.train(model, task, config, checkpoints, stop):
+                run.check_lock()
                 for listen in listeners:
                     listen(event)
         if isinstance(event, Finished):
             with torch.no_grad(), autocast(device, config):
                 measures = task.final_measures(model)
+            run.verify_lock()
             run.write_json("result.json", {**summarise(run, task), **measures})
     return run
 

@@ -6,7 +6,7 @@ checkpoints/best-0001000/    model.safetensors, best.json (the validation), chec
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from ..files import atomic_path, sha256
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run. `before_writing` may raise, if the run is another process' now."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, before_writing: Callable[[], None] = lambda: None) -> None:
+        self.folder, self.keep, self.before_writing = folder, keep, before_writing
 
     def save(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
+        self.before_writing()
         with _writing(self._at(step)) as folder:
             _save_weights(model, folder)
             torch.save(state, folder / "state.pt")
@@ -34,6 +35,7 @@ class Checkpoints:
             shutil.rmtree(self._at(other))
 
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, Any]) -> None:
+        self.before_writing()
         with _writing(self.folder / f"best-{step:07d}") as folder:
             _save_weights(model, folder)
             (folder / "best.json").write_text(json.dumps({"step": step, **metrics}))
