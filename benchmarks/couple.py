@@ -21,7 +21,7 @@ from coupledqk.bench.decode import seconds_of_call
 from coupledqk.bench.peers import Llama, find_peer
 from coupledqk.bench.throughput import seconds_of_pass
 from coupledqk.bench.timing import round_robin, speeds
-from coupledqk.hf.couple import couple, uncouple
+from coupledqk.coupling.couple import couple, uncouple
 from coupledqk.provenance import commit, machine, versions
 
 VOCABULARY = 50_257

@@ -10,7 +10,7 @@ from torch import Tensor
 
 transformers: Any = pytest.importorskip("transformers")
 
-from coupledqk.hf.couple import couple  # noqa: E402
+from coupledqk.coupling.couple import couple  # noqa: E402
 
 SMALL: dict[str, Any] = {
     **{"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "initializer_range": 0.4},

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from couplable import built, coupled, fresh, logits, tiny_config, tokens, transformers, wake
 from coupledqk import VARIANTS, CoupledQKError, DynamicsConfig
+from coupledqk.coupling.couple import couple, uncouple
+from coupledqk.coupling.versions import require_transformers
 from coupledqk.dynamics import Dynamics
-from coupledqk.hf.couple import couple, uncouple
-from coupledqk.hf.versions import require_transformers
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
 

@@ -14,11 +14,11 @@ import torch
 
 from couplable import coupled, fresh, logits, tiny_config, tokens, transformers, wake
 from coupledqk import CoupledQKError
-from coupledqk.hf.adapters import load_coupling, merge_coupling, save_coupling
-from coupledqk.hf.checkpoints import LostCouplingWarning, guard_checkpoints, load_coupled
-from coupledqk.hf.couple import couple, dynamics_of, uncouple
-from coupledqk.hf.peft_guard import guard_peft
-from coupledqk.hf.settings import to_table
+from coupledqk.coupling.adapters import load_coupling, merge_coupling, save_coupling
+from coupledqk.coupling.checkpoints import LostCouplingWarning, guard_checkpoints, load_coupled
+from coupledqk.coupling.couple import couple, dynamics_of, uncouple
+from coupledqk.coupling.peft_guard import guard_peft
+from coupledqk.coupling.settings import to_table
 
 
 @pytest.fixture(autouse=True)

@@ -25,10 +25,10 @@ from couplable import (
     tokens,
     transformers,
 )
-from coupledqk.hf.adapters import load_coupling, save_coupling
-from coupledqk.hf.architectures import VERIFIED
-from coupledqk.hf.checkpoints import guard_checkpoints, load_coupled
-from coupledqk.hf.couple import couple, coupled_modules, uncouple
+from coupledqk.coupling.adapters import load_coupling, save_coupling
+from coupledqk.coupling.architectures import VERIFIED
+from coupledqk.coupling.checkpoints import guard_checkpoints, load_coupled
+from coupledqk.coupling.couple import couple, coupled_modules, uncouple
 
 awake = functools.cache(coupled)
 IDS = tokens(2, 9)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from couplable import TOWERS, built_tower, fresh_tower, tokens, transformers, wake
 from coupledqk import CoupledQKError, couple, uncouple
-from coupledqk.hf.adapters import load_coupling, save_coupling
-from coupledqk.hf.checkpoints import guard_checkpoints, load_coupled
-from coupledqk.hf.couple import coupled_modules
-from coupledqk.hf.small import example_inputs
+from coupledqk.coupling.adapters import load_coupling, save_coupling
+from coupledqk.coupling.checkpoints import guard_checkpoints, load_coupled
+from coupledqk.coupling.couple import coupled_modules
+from coupledqk.coupling.small import example_inputs
 
 each_tower = pytest.mark.parametrize("name", TOWERS)
 TEXTS = ("bert", "roberta", "modernbert")

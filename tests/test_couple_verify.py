@@ -9,11 +9,11 @@ from torch import Tensor
 
 from couplable import built, fresh, logits, tiny_config, tiny_model, tokens, transformers
 from coupledqk import CoupledQKError, couple, uncouple
-from coupledqk.hf import insertion, verify
-from coupledqk.hf.architectures import attention_modules, is_verified
-from coupledqk.hf.couple import coupled_modules, dynamics_of
-from coupledqk.hf.insertion import CoupledModule
-from coupledqk.hf.small import example_inputs, small_config, small_model
+from coupledqk.coupling import insertion, verify
+from coupledqk.coupling.architectures import attention_modules, is_verified
+from coupledqk.coupling.couple import coupled_modules, dynamics_of
+from coupledqk.coupling.insertion import CoupledModule
+from coupledqk.coupling.small import example_inputs, small_config, small_model
 
 llama: Any = transformers.models.llama.modeling_llama
 attention_functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS

@@ -23,8 +23,8 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
+from coupledqk.coupling.versions import require_transformers  # noqa: E402
 from coupledqk.hf import CoupledQKConfig, CoupledQKForCausalLM, from_transformers, to_transformers  # noqa: E402
-from coupledqk.hf.versions import require_transformers  # noqa: E402
 
 KINDS = {
     "standard": {},

@@ -219,10 +219,9 @@ class MQARConfig:
 
 
 @dataclass(frozen=True)
-class GLUEConfig:
-    """A GLUE task: a language model (`init_from`) learns to classify sentences."""
+class SentenceConfig:
+    """Sentences or pairs of them to classify: a GLUE task."""
 
-    kind: Literal["glue"] = "glue"
     dataset: Literal["sst2", "mnli", "qnli"] = "sst2"
     data_dir: str | None = None
     """Where a local copy lies; from the hub unless given. A place, not a choice."""
@@ -239,7 +238,46 @@ class GLUEConfig:
         return ACCURACY
 
 
-TaskConfig = LMConfig | AdaptConfig | MQARConfig | GLUEConfig
+@dataclass(frozen=True)
+class GLUEConfig(SentenceConfig):
+    """A GLUE task: a language model (`init_from`) learns to classify sentences."""
+
+    kind: Literal["glue"] = "glue"
+
+
+@dataclass(frozen=True)
+class PretrainedConfig(SentenceConfig):
+    """A GLUE task: a pretrained model of transformers learns to classify sentences.
+
+    It is coupled by the dynamics of the run's attention variant. Its sizes are its own, whatever the run's model settings say.
+    """
+
+    kind: Literal["pretrained"] = "pretrained"
+    source: str = "sentence-transformers/all-MiniLM-L6-v2"
+    """The pretrained model: an id of the Hugging Face hub, or a local folder with weights and tokenizer."""
+    model_dir: str | None = None
+    """Where a local copy of a hub's model lies. A place, not a choice: it does not change what is trained."""
+    max_dev_examples: int | None = None
+    """Validation examples to use, from the beginning; all unless given."""
+    method: Literal["full", "lora"] = "full"
+    """Which pretrained weights are trained: all of them, or low-rank updates of the attention projections. The coupling and the
+    classifier are trained in either case."""
+    rank: int = 8
+    """Of the low-rank updates."""
+    coupling_lr: float = 1.0
+    """Learning rate of the coupling, as a multiple of the learning rate of the other weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rank >= 1, "rank", self.rank, "at least 1")
+        require(0 < self.coupling_lr < math.inf, "coupling_lr", self.coupling_lr, "a positive number")
+        count = self.max_dev_examples
+        require(count is None or count >= 1, "max_dev_examples", count, "at least 1")
+        if self.method == "full" and self.rank != 8:
+            raise CoupledQKError(f"rank={self.rank} has no effect with method 'full': leave it at 8")
+
+
+TaskConfig = LMConfig | AdaptConfig | MQARConfig | GLUEConfig | PretrainedConfig
 
 
 def tokenizer_size(name: str) -> int:
@@ -378,7 +416,8 @@ def identity(config: RunConfig) -> str:
     """A hash of all that decides what is computed: everything but where data and runs lie and how the run is carried out."""
     data = to_dict(config)
     del data["runtime"]
-    data["task"].pop("data_dir", None)
+    for place in ("data_dir", "model_dir"):
+        data["task"].pop(place, None)
     data.get("plugin", {}).pop("path", None)
     if not {"max_tokens", "max_valid_tokens"} & data["task"].keys():
         data["task"].pop("sampling", None)

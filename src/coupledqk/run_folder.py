@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from . import lease
-from .config import DataConfig, GLUEConfig, RunConfig, identity
+from .config import DataConfig, RunConfig, SentenceConfig, identity
 from .errors import CoupledQKError
 from .files import write_atomic
 from .schema import flat, from_toml, leaves, to_toml
@@ -175,7 +175,7 @@ def task_name(config: RunConfig) -> str:
     task = config.task
     if isinstance(task, DataConfig):
         return Path(task.corpus).name.partition(".")[0] or "corpus"
-    return task.dataset if isinstance(task, GLUEConfig) else task.kind
+    return task.dataset if isinstance(task, SentenceConfig) else task.kind
 
 
 def default_name(config: RunConfig) -> str:

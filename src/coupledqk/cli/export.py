@@ -26,8 +26,8 @@ class Export(WithPlugin):
     """Repository on the Hugging Face hub to upload the folder to, as user/name; it is created if it does not exist."""
 
     def run(self) -> None:
+        from ..coupling.versions import quiet
         from ..hf.export import export_run, push_export
-        from ..hf.versions import quiet
         from ..runs import Run
 
         run = Run.open(self.run_folder)

@@ -34,8 +34,8 @@ class Harness(WithPlugin):
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        from ..coupling.versions import quiet
         from ..hf.harness import run_harness
-        from ..hf.versions import quiet
         from ..tasks.models import pick_device
 
         device = str(pick_device(self.device))

@@ -24,8 +24,8 @@ class Import:
     """The run folder; runs/NAME unless given."""
 
     def run(self) -> None:
+        from ..coupling.versions import quiet
         from ..hf.export import import_run
-        from ..hf.versions import quiet
 
         with quiet():
             run = import_run(self.folder, self.out or Path("runs") / self.folder.resolve().name)

@@ -60,6 +60,23 @@ def shuffled_rows(n_rows: int, batch_size: int, seed: int, step: int) -> list[in
     return rows
 
 
+GROUP = 25
+"""Consecutive batches whose rows are exchanged so that each batch has rows of similar length."""
+
+
+def grouped_rows(lengths: Sequence[int], batch_size: int, seed: int, step: int) -> list[int]:
+    """As `shuffled_rows`, but rows of similar length share a batch, which then needs little padding.
+
+    The rows of every GROUP consecutive batches are sorted by length, and the batches of a group come in random order.
+    """
+    group, place = divmod(step, GROUP)
+    steps = range(group * GROUP, (group + 1) * GROUP)
+    rows = [row for each in steps for row in shuffled_rows(len(lengths), batch_size, seed, each)]
+    rows.sort(key=lambda row: lengths[row])
+    start = int(_grid(GROUP, 0, seed, group)[1][place]) * batch_size
+    return rows[start : start + batch_size]
+
+
 def valid_batches(tokens: NDArray[Any], length: int, batch_size: int, rows: slice = EVERY_ROW) -> Iterator[Batch]:
     """The whole split in windows side by side: each token but the first is a target once. The last window is filled up
     with targets that do not count.

@@ -3,17 +3,12 @@
 Importing this registers our models with the Auto classes of transformers.
 """
 
-from .versions import require_transformers
-
-require_transformers()
-
-from .adapters import load_coupling, merge_coupling, save_coupling  # noqa: E402
-from .checkpoints import guard_checkpoints, load_coupled  # noqa: E402
-from .configuration import CoupledQKConfig  # noqa: E402
-from .couple import couple, uncouple  # noqa: E402
-from .diffllama import from_diffllama, to_diffllama  # noqa: E402
-from .export import export_run, from_transformers, import_run, to_transformers  # noqa: E402
-from .modeling import (  # noqa: E402
+from ..coupling import couple, load_coupled, load_coupling, merge_coupling, save_coupling, uncouple
+from ..coupling.versions import require_transformers
+from .configuration import CoupledQKConfig
+from .diffllama import from_diffllama, to_diffllama
+from .export import export_run, from_transformers, import_run, to_transformers
+from .modeling import (
     CoupledQKForCausalLM,
     CoupledQKForQuestionAnswering,
     CoupledQKForSequenceClassification,
@@ -21,11 +16,8 @@ from .modeling import (  # noqa: E402
     CoupledQKModel,
     register,
 )
-from .peft_guard import guard_peft  # noqa: E402
 
 register()
-guard_checkpoints()
-guard_peft()
 
 __all__ = [
     "CoupledQKConfig",

@@ -66,7 +66,7 @@ def load_for_harness(folder: Path) -> "PreTrainedModel":
             f"{folder} is not an exported model: it has no config.json; `coupledqk export RUN DIR` writes one"
         )
     if "coupledqk" in json.loads((folder / "config.json").read_text()):
-        from .checkpoints import load_coupled
+        from ..coupling import load_coupled
 
         return load_coupled(folder)
     return AutoModelForCausalLM.from_pretrained(folder)

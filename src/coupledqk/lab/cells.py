@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig, GLUEConfig, RunConfig
+from ..config import DataConfig, PretrainedConfig, RunConfig, SentenceConfig
 from ..errors import CoupledQKError
 from ..outcome import Status, read
 from ..recipes import recipe
@@ -188,11 +188,14 @@ def _configure(
 
 
 def _placed(config: RunConfig, data_dir: Path | None) -> RunConfig:
-    """The configuration with the local folder of its data, which is not part of the experiment."""
-    if data_dir is None or not isinstance(config.task, DataConfig | GLUEConfig):
+    """The configuration with the local folders of its data and its pretrained model, which are not part of the experiment."""
+    if data_dir is None or not isinstance(config.task, DataConfig | SentenceConfig):
         return config
     place = data_dir.expanduser().resolve()
-    if isinstance(config.task, GLUEConfig) and (place / "glue").is_dir():
+    if isinstance(config.task, PretrainedConfig):
+        copy = place / config.task.source.rpartition("/")[2]
+        config = change(config, {"task.model_dir": str(copy)}) if copy.is_dir() else config
+    if isinstance(config.task, SentenceConfig) and (place / "glue").is_dir():
         place /= "glue"
     return change(config, {"task.data_dir": str(place)})
 

@@ -23,7 +23,7 @@ from .shifts import find_shifts
 from .verdicts import judge_all
 
 CURVE_POINTS = 60
-PLACES = ("data_dir", "init_from")
+PLACES = ("data_dir", "model_dir", "init_from")
 """Settings that say where something lies on this machine."""
 
 Values = dict[str, dict[int, float]]

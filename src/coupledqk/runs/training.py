@@ -18,6 +18,7 @@ from ..tasks.glue import SentenceClassification
 from ..tasks.lm import LanguageModelling
 from ..tasks.models import pick_device
 from ..tasks.mqar import AssociativeRecall
+from ..tasks.pretrained import PretrainedClassification
 from ..terminal import stop_on_signals, tokenizing
 from ..training import logs, loop
 from ..training.allocator import keep_freed_memory
@@ -52,6 +53,7 @@ TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
     "adapt": Adapting.open,
     "mqar": AssociativeRecall.open,
     "glue": SentenceClassification.open,
+    "pretrained": PretrainedClassification.open,
 }
 """By the `kind` of a run's task."""
 

@@ -1,12 +1,12 @@
-"""Low-rank updates of a model's qkv projections, by PEFT."""
+"""Low-rank updates of a model's attention projections, by PEFT."""
 
 import re
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CoupledQKError
-from ..model import TransformerLM
 
 SCALE = 2
 """What the product of the two factors is multiplied with, whatever the rank."""
@@ -14,15 +14,15 @@ SCALE = 2
 _FACTOR = re.compile(r"(?P<module>.*)\.lora_A\.default\.weight")
 
 
-def add_lora(model: TransformerLM, rank: int, seed: int) -> None:
-    """Freezes the model and gives every qkv projection trainable factors, whose product is 0 at the start."""
+def add_lora(model: nn.Module, rank: int, seed: int, targets: Sequence[str] = ("qkv",)) -> None:
+    """Freezes the model and gives the projections with these names trainable factors, whose product is 0 at the start."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise CoupledQKError("low-rank updates are an extra: pip install 'coupledqk[adapt]'") from None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=["qkv"]), model)
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=list(targets)), model)
 
 
 def merged(weights: dict[str, Tensor]) -> dict[str, Tensor]:

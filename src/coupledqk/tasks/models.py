@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..config import GLUEConfig, RunConfig
+from ..config import RunConfig, SentenceConfig
 from ..data.tokenizers import Tokenizer, from_json
 from ..dynamics import METHODS, set_impl
 from ..errors import CoupledQKError
@@ -54,7 +54,7 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
 
 def run_weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
     """The trained weights, as those of a plain language model: low-rank updates are merged."""
-    if isinstance(run.config.task, GLUEConfig):
+    if isinstance(run.config.task, SentenceConfig):
         raise CoupledQKError(f"{run.path} has been trained to classify sentences: expected a language model's run")
     return merged(read_weights(checkpoint if isinstance(checkpoint, Path) else _checkpoint(run, checkpoint)))
 

@@ -97,7 +97,7 @@ def take_step(
     device = parameters[0].device
     lr = lr_at(step, config.train)
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
 
     batch = tuple(rows.to(device, non_blocking=True) for rows in task.batch(step))
     n_targets = (batch[-1] != IGNORED).sum()

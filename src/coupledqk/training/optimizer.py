@@ -17,10 +17,18 @@ def lr_at(step: int, config: TrainConfig) -> float:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Weight decay on matrices alone: not on norms, step sizes, gates or λ."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    """Weight decay on matrices alone: not on norms, step sizes, gates or λ.
+
+    A model may have `lr_scales`: by the name of a parameter, its learning rate as a multiple of the schedule's.
+    """
+    scales: dict[str, float] = getattr(model, "lr_scales", {})
+    trained = [(scales.get(name, 1.0), p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = []
+    for scale in sorted({1.0, *(scale for scale, _ in trained)}):
+        parameters = [p for own, p in trained if own == scale]
+        matrices, others = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
+        groups += [
+            {"params": matrices, "weight_decay": config.weight_decay, "lr_scale": scale},
+            {"params": others, "weight_decay": 0.0, "lr_scale": scale},
+        ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.adam_eps, fused=True)

@@ -35,10 +35,14 @@ def couple(
     `variant` names the dynamics and `settings` change them: `couple(model, "hamiltonian", n_steps=1)`. The outputs stay the
     same to the bit until the new parameters are trained. What was frozen stays frozen; the new parameters are not.
 
-    With `verify="auto"` an attention class that is not among the tested ones is checked first (see `coupledqk.hf.verify`), with
-    "always" every class is, with "never" none. A model that fails is refused and left as it was.
+    With `verify="auto"` an attention class that is not among the tested ones is checked first (`coupledqk.coupling.verify`),
+    with "always" every class is, with "never" none. A model that fails is refused and left as it was.
     """
-    dynamics = dynamics_of(variant, settings)
+    return couple_by(model, dynamics_of(variant, settings), verify)
+
+
+def couple_by(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify = "auto") -> "PreTrainedModel":
+    """As `couple`, by dynamics that start as the identity: with a gate, where they need one."""
     check_materialized(model)
     attach_verified(model, build_couplings(model, dynamics), dynamics, verify)
     return model
