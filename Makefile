@@ -1,10 +1,12 @@
 # Everything is set up on demand in .venv; nothing else on the machine is touched.
 PYTHON ?= python3
 BIN := .venv/bin
+BEGAN := $(shell date +%s)
 
 .PHONY: demo test docs lint format release-check clean
 
 demo: .venv/demo
+	@echo "Set-up took $$(( $$(date +%s) - $(BEGAN) )) s. The command is $(BIN)/coupledqk."
 	$(BIN)/coupledqk demo
 
 test: .venv/test
@@ -39,12 +41,13 @@ clean:
 
 # PyTorch first and pinned: this version has a build for the CPU alone; the package itself takes any torch >= 2.10.
 .venv/torch:
+	@echo "Setting up .venv with PyTorch, once; nothing is shown while pip works."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	touch $@
 
 .venv/demo: .venv/torch pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lab]'
 	touch $@
 
 .venv/test: .venv/torch pyproject.toml

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from . import lease
-from .config import DataConfig, RunConfig, SentenceConfig, identity
+from .config import DataConfig, RunConfig, RuntimeConfig, SentenceConfig, identity, text_of
 from .errors import CoupledQKError
 from .files import write_atomic
 from .schema import flat, from_toml, leaves, to_toml
@@ -168,6 +168,13 @@ def variant_name(config: RunConfig) -> str:
     attention = config.model.attention
     plain = replace(attention, qk_norm=False)
     return next((name for name, variant in VARIANTS.items() if variant in (attention, plain)), "custom")
+
+
+def published(config: RunConfig) -> RunConfig:
+    """The configuration of a language model's run without what says more about a machine than about the model."""
+    text, source = text_of(config), config.init_from
+    task = replace(text, corpus=Path(text.corpus).name, data_dir=None)
+    return replace(config, task=task, init_from=source and Path(source).name, runtime=RuntimeConfig())
 
 
 def task_name(config: RunConfig) -> str:

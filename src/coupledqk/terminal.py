@@ -210,6 +210,19 @@ def tracked(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
 
 
 @contextlib.contextmanager
+def status(text: str) -> Iterator[None]:
+    """Shows a line on the terminal, in standard error, while something is prepared; nothing if that is not a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
 def tokenizing() -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of bytes tokenized so far. Nothing is shown if it is never called."""
     with Bars() as bars:

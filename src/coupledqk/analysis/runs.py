@@ -150,11 +150,13 @@ class Analyzed:
 
 def checkpoints(run: RunFolder, which: Literal["final", "best", "all"]) -> dict[int, Path]:
     """Checkpoint folders by step."""
-    from ..training.checkpoints import Checkpoints
+    from ..tasks.models import final_checkpoint
+    from ..training.checkpoints import Checkpoints, checkpoint_step
 
     kept = Checkpoints(run.path / "checkpoints", keep=1)
-    folders = [kept.best()] if which == "best" else [kept.newest(before=step + 1) for step in kept.steps()]
-    there = {int(folder.name.rpartition("-")[2]): folder for folder in folders if folder is not None}
+    earlier = [kept.newest(before=step + 1) for step in kept.steps()]
+    folders = [kept.best()] if which == "best" else [*earlier, final_checkpoint(run)]
+    there = {checkpoint_step(folder): folder for folder in folders if folder is not None}
     if not there:
         raise CoupledQKError(f"{run.path} has no checkpoint yet: train it with `coupledqk train --resume {run.path}`")
     return there if which == "all" else dict([max(there.items())])

@@ -1,12 +1,14 @@
 """coupledqk demo"""
 
-import sys
+import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config import text_of
 from ..report.listing import results_table
-from .output import exit_unless_finished, train_plans
+from ..terminal import duration, status
+from .output import command_line, exit_unless_finished, train_plans
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,23 @@ class Demo:
     """Training steps of each model."""
 
     def run(self) -> None:
-        from ..lab.cells import make_plan
-        from ..lab.demo import NEXT_STEPS, PROMPT, demo_experiment, write_pages
-        from ..runs import Run
+        with status("loading …"):
+            from ..data.shards import open_text
+            from ..lab.cells import make_plan
+            from ..lab.demo import NEXT_STEPS, PROMPT, demo_experiment, write_pages
+            from ..runs import Run
 
         began = time.monotonic()
         plan = make_plan(demo_experiment(self.steps), "demo", self.out)
+        open_text(text_of(plan.cells[0].config))
+        prepared = time.monotonic()
         exit_unless_finished(train_plans([plan], jobs=None))
-        minutes = (time.monotonic() - began) / 60
+        trained = time.monotonic()
         runs = [Run.open(plan.run(cell).path) for cell in plan.cells]
-        pages = write_pages(runs, self.out)
-        print(f"\n{results_table(runs)}\n\nTrained in {minutes:.1f} minutes, tokenization included.")
+        with status("writing the pages …"):
+            pages = write_pages(runs, self.out)
+        print(f"\n{results_table(runs)}\n")
+        print(f"Tokenizing the text took {duration(prepared - began)}, training {duration(trained - prepared)}.")
         for sample in pages.samples:
             print(f"\n── {sample.run} continues {PROMPT.strip()!r} ──\n{sample.prompt}{sample.text}")
         print("\nOne seed is an illustration, not evidence: differences like these may be noise.")
@@ -46,4 +54,6 @@ class Demo:
             f"Curves, baselines and step sizes: {pages.report}\nAttention before and after coupling: {pages.explorer}\n"
         )
         standard, coupled = (run.path for run in runs)
-        print(NEXT_STEPS.format(command=Path(sys.argv[0]), standard=standard, coupled=coupled))
+        print(NEXT_STEPS.format(command=command_line(), standard=standard, coupled=coupled))
+        if importlib.util.find_spec("scipy") is None:
+            print("\n    analyze with two runs and compare need SciPy: pip install 'coupledqk[lab]'")

@@ -1,5 +1,6 @@
 """How commands print."""
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from ..lab.experiment import Experiment
     from ..lab.runner import Queue
     from ..outcome import Outcome
+
+
+def command_line() -> str:
+    """How to call coupledqk again from the same folder: by its name if the shell finds it, else by its path."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{sys.executable} -m coupledqk"
+    found = shutil.which("coupledqk")
+    return "coupledqk" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
 
 
 def train_plans(plans: "Sequence[Plan]", jobs: int | None) -> "Queue":

@@ -1,12 +1,10 @@
 """The README of an export: what the model is, how good it is and by which definition, and how to use it."""
 
-from dataclasses import replace
 from pathlib import Path
 from string import Template
-from typing import Any
 
-from ..config import RuntimeConfig, text_of
-from ..run_folder import RunFolder, variant_name
+from ..config import text_of
+from ..run_folder import RunFolder, published, variant_name
 from ..schema import to_toml
 
 CARD = Template("""---
@@ -72,14 +70,7 @@ def model_card(run: RunFolder, parameters: int) -> str:
         corpus_hash=info["corpus"]["hash"],
         definition=run.result["definition"],
         seq_len=run.config.train.seq_len,
-        config=to_toml(published(run)),
+        config=to_toml(published(run.config)),
         version=info["starts"][-1]["versions"]["coupledqk"],
         commit=info["starts"][-1]["commit"] or "unknown",
     )
-
-
-def published(run: RunFolder) -> Any:
-    """The configuration without what says more about a machine than about the model."""
-    text, source = text_of(run.config), run.config.init_from
-    task = replace(text, corpus=Path(text.corpus).name, data_dir=None)
-    return replace(run.config, task=task, init_from=source and Path(source).name, runtime=RuntimeConfig())

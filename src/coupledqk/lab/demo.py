@@ -30,8 +30,8 @@ NEXT_STEPS = """What to try next:
     {command} analyze {standard} {coupled}
     # more text
     {command} generate {coupled} --prompt "import "
-    # does coupling help on your text? (needs: pip install 'coupledqk[lab]')
-    {command} compare --corpus my-texts/ --minutes 30"""
+    # does coupling help? --corpus takes a file or a folder of your own texts, too
+    {command} compare --corpus python-stdlib --minutes 30"""
 """Commands to try on the two runs, as pasted."""
 
 

@@ -12,7 +12,7 @@ from ..dynamics import METHODS, set_impl
 from ..errors import CoupledQKError
 from ..model import TransformerLM
 from ..run_folder import RunFolder
-from ..training.checkpoints import Checkpoints, read_weights
+from ..training.checkpoints import Checkpoints, checkpoint_step, read_weights
 from .lora import merged
 
 
@@ -60,13 +60,22 @@ def run_weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> 
 
 
 def _checkpoint(run: RunFolder, which: Literal["best", "final"]) -> Path:
-    checkpoints = Checkpoints(run.path / "checkpoints", keep=1)
-    folder = checkpoints.best() if which == "best" else checkpoints.newest()
+    best = Checkpoints(run.path / "checkpoints", keep=1).best()
+    folder = best if which == "best" else final_checkpoint(run)
     if folder is None:
         raise CoupledQKError(
             f"{run.path} has no {which} checkpoint yet: train it with `coupledqk train --resume {run.path}`"
         )
     return folder
+
+
+def final_checkpoint(run: RunFolder) -> Path | None:
+    """The newest checkpoint; or the best weights, where they are the final ones too and no other checkpoint was kept."""
+    checkpoints = Checkpoints(run.path / "checkpoints", keep=1)
+    newest, best = checkpoints.newest(), checkpoints.best()
+    if newest is not None or best is None or not run.result:
+        return newest
+    return best if checkpoint_step(best) == run.result["final"]["step"] else None
 
 
 def pick_device(name: str) -> torch.device:

@@ -45,7 +45,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of the checkpoints there are, oldest first."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        return sorted(map(checkpoint_step, self.folder.glob("step-*")))
 
     def newest(self, before: int | None = None) -> Path | None:
         """The newest one, or the newest of fewer than `before` updates."""
@@ -75,6 +75,11 @@ class Checkpoints:
 
     def _at(self, step: int) -> Path:
         return self.folder / f"step-{step:07d}"
+
+
+def checkpoint_step(folder: Path) -> int:
+    """The number of updates of a checkpoint, from the name of its folder."""
+    return int(folder.name.rpartition("-")[2])
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@ const RAMPS = {
   light: { plus: ["#ffffff", "#b5d8ee", "#56a5d8", "#0072b2", "#03304d"], minus: ["#ffffff", "#f7d3ab", "#ec9645", "#d55e00", "#5c2600"] },
   dark: { plus: ["#16181b", "#0d3a57", "#0072b2", "#56b4e9", "#e9f6ff"], minus: ["#16181b", "#542a08", "#b85000", "#e69f00", "#fff3d9"] },
 };
-const darkness = matchMedia("(prefers-color-scheme: dark)");
+const darkness = matchMedia("screen and (prefers-color-scheme: dark)");
 const LEVELS = 256;
 
 function ramps() {
