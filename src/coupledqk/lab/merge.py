@@ -1,0 +1,127 @@
+"""One outcome from several of the same experiment, whose seeds were trained at different times or on different machines.
+
+An outcome file holds all that is needed, so the run folders may be elsewhere or gone. Torch-free.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..baselines import PositionLoss
+from ..errors import CoupledQKError
+from ..outcome import CellRecord, Origin, Outcome, Row, read, write
+from .outcomes import with_changes
+from .verdicts import judge_all
+
+
+def merge_files(paths: Sequence[Path], out: Path) -> None:
+    """Writes the merged outcome of some outcome files. A file that is not one of them is never overwritten."""
+    if len(paths) < 2:
+        raise CoupledQKError("merging takes at least two outcome files of one experiment")
+    if out.exists() and out.resolve() not in [path.resolve() for path in paths]:
+        raise CoupledQKError(f"{out} exists and is not one of the files to merge: choose another name")
+    write(merge([read(path) for path in paths]), out)
+
+
+def merge(outcomes: Sequence[Outcome]) -> Outcome:
+    """The runs of all outcomes together, with new verdicts. Claims and texts are those of the first outcome."""
+    first = outcomes[0]
+    for other in outcomes[1:]:
+        _check(first, other)
+    labels = dict.fromkeys(row.label for outcome in outcomes for row in outcome.rows)
+    rows = tuple(
+        _row([row for outcome in outcomes for row in outcome.rows if row.label == label], label) for label in labels
+    )
+    samples = {row.label: row.seeds for row in rows}
+    claims = [verdict.claim for verdict in first.verdicts]
+    merged = replace(
+        first,
+        date=max(outcome.date for outcome in outcomes),
+        rows=rows,
+        verdicts=tuple(judge_all(claims, samples, first.metric.better)),
+        cells=_cells(outcomes),
+        origin=_origin([outcome.origin for outcome in outcomes]),
+    )
+    return with_changes(merged)
+
+
+def _check(first: Outcome, other: Outcome) -> None:
+    if other.name != first.name:
+        raise CoupledQKError(
+            f"outcomes of {first.name} and {other.name} cannot be merged: name files of one experiment"
+        )
+    for outcome in (first, other):
+        if outcome.answer or outcome.ladders or outcome.shifts:
+            raise CoupledQKError(
+                f"{outcome.name} has more than rows and claims, which cannot be merged: train the seeds in one folder, with "
+                "`coupledqk reproduce --seeds`"
+            )
+    differing = [key for key in first.config if key != "runtime" and first.config[key] != other.config.get(key)]
+    if differing:
+        raise CoupledQKError(
+            f"the outcomes of {first.name} differ in {', '.join(differing)}: they are not one experiment"
+        )
+    for corpus in first.origin.corpora.keys() & other.origin.corpora.keys():
+        if first.origin.corpora[corpus] != other.origin.corpora[corpus]:
+            raise CoupledQKError(f"the outcomes of {first.name} were trained on different texts named {corpus}")
+
+
+def _cells(outcomes: Sequence[Outcome]) -> tuple[CellRecord, ...]:
+    """Each run once; of several records of a run, the one that is finished."""
+    found: dict[tuple[str, int], CellRecord] = {}
+    for cell in (cell for outcome in outcomes for cell in outcome.cells):
+        known = found.get((cell.label, cell.seed))
+        if known is not None and known.status == cell.status == "finished":
+            raise CoupledQKError(f"{cell.label}, seed {cell.seed}, is finished in two outcomes: leave one of them out")
+        if known is None or cell.status == "finished":
+            found[cell.label, cell.seed] = cell
+    order = {row.label: place for outcome in reversed(outcomes) for place, row in enumerate(outcome.rows)}
+    return tuple(sorted(found.values(), key=lambda cell: (order[cell.label], cell.seed)))
+
+
+def _row(rows: Sequence[Row], label: str) -> Row:
+    """The rows of one label together. What is a mean over seeds is weighted by their number."""
+    measured = [row for row in rows if row.n] or list(rows[:1])
+    seeds = {seed: value for row in rows for seed, value in sorted(row.seeds.items())}
+    values = [value for value in seeds.values() if math.isfinite(value)]
+    companions = {key for row in measured for key in row.companions}
+    return Row(
+        label=label,
+        seeds=seeds,
+        mean=statistics.fmean(values) if values else None,
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        n=len(values),
+        final={seed: value for row in rows for seed, value in sorted(row.final.items())},
+        companions={key: _mean([(row.companions.get(key), row.n) for row in measured]) or 0.0 for key in companions},
+        paper=rows[0].paper,
+        parameters=measured[0].parameters,
+        tokens_per_second=_mean([(row.tokens_per_second, row.n) for row in measured]),
+        seconds=_mean([(row.seconds, row.n) for row in measured]),
+        baselines=measured[0].baselines,
+        position_losses=_position_losses(measured),
+    )
+
+
+def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
+    """The mean of (value, weight) pairs, without those that have no value."""
+    known = [(value, weight) for value, weight in weighted if value is not None and weight]
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+
+def _position_losses(rows: Sequence[Row]) -> tuple[PositionLoss, ...]:
+    having = [row for row in rows if row.position_losses]
+    columns = zip(*(row.position_losses for row in having), strict=True)
+    weights = [row.n for row in having]
+    return tuple(
+        replace(column[0], loss=statistics.fmean([part.loss for part in column], weights)) for column in columns
+    )
+
+
+def _origin(origins: Sequence[Origin]) -> Origin:
+    """The versions of the last; commits and machines of all."""
+    commits = dict.fromkeys(origin.commit for origin in origins if origin.commit)
+    machines = dict.fromkeys(origin.machine for origin in origins)
+    corpora = {name: found for origin in origins for name, found in origin.corpora.items()}
+    return Origin(" and ".join(commits) or None, " and ".join(machines), origins[-1].versions, corpora)

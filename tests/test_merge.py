@@ -1,0 +1,76 @@
+"""Outcomes of one experiment with different seeds become one, as if all seeds had been trained together."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coupledqk.cli import main
+from coupledqk.errors import CoupledQKError
+from coupledqk.lab.laboratory import run_experiment
+from coupledqk.lab.merge import merge
+from coupledqk.outcome import Outcome, read
+from test_laboratory import SMALL
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Outcome files of seeds 0 and 1, of 2, and of all three."""
+    folder = tmp_path_factory.mktemp("merge")
+    (folder / "products.txt").write_text("".join(f"{i} times {j} is {i * j}.\n" for i in range(20) for j in range(20)))
+    experiment = folder / "mine.toml"
+    experiment.write_text(SMALL.replace("CORPUS", str(folder / "products.txt")))
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COUPLEDQK_CACHE", str(folder / "cache"))
+        for name, seeds in {"all": [0, 1, 2], "one": [0, 1], "two": [2]}.items():
+            run_experiment(experiment, out=folder / "lab", seeds=seeds, progress=False, jobs=1)
+            found[name] = (folder / "lab" / "mine-mini.json").rename(folder / f"{name}.json")
+    return found
+
+
+def without_costs(outcome: Outcome) -> Outcome:
+    """Without what depends on the speed of the machine or on the order of sums."""
+    rows = tuple(
+        replace(
+            row,
+            tokens_per_second=None,
+            seconds=None,
+            companions={key: round(value, 9) for key, value in row.companions.items()},
+            position_losses=tuple(replace(part, loss=round(part.loss, 9)) for part in row.position_losses),
+        )
+        for row in outcome.rows
+    )
+    return replace(outcome, rows=rows)
+
+
+def test_merged_seeds_say_what_seeds_trained_together_say(files: dict[str, Path]):
+    merged = merge([read(files["one"]), read(files["two"])])
+    assert without_costs(merged) == without_costs(read(files["all"]))
+    assert merged.verdicts[0].evidence is not None
+    assert merged.verdicts[0].evidence.n == (3, 3)
+
+
+def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, Path], tmp_path: Path, capsys):
+    parts = [str(files["one"]), str(files["two"])]
+    main(["report", *parts, "--merge", str(tmp_path / "both.json"), "-o", str(tmp_path / "both.html")])
+    assert [row.n for row in read(tmp_path / "both.json").rows] == [3, 3]
+    assert "Coupling lowers perplexity" in (tmp_path / "both.html").read_text()
+    with pytest.raises(SystemExit):
+        main(["report", *parts, "--merge", str(tmp_path / "both.json")])
+    assert "exists and is not one of the files to merge" in capsys.readouterr().err
+
+
+def test_what_is_not_one_experiment_is_refused(files: dict[str, Path]):
+    one, two = read(files["one"]), read(files["two"])
+    with pytest.raises(CoupledQKError, match="seed 0, is finished in two outcomes"):
+        merge([one, one])
+    with pytest.raises(CoupledQKError, match="cannot be merged: name files of one experiment"):
+        merge([one, replace(two, experiment="another")])
+    with pytest.raises(CoupledQKError, match="differ in seed"):
+        merge([one, replace(two, config={**two.config, "seed": 99})])
+    corpora = dict.fromkeys(two.origin.corpora, "0" * 64)
+    with pytest.raises(CoupledQKError, match="different texts"):
+        merge([one, replace(two, origin=replace(two.origin, corpora=corpora))])
+    with pytest.raises(CoupledQKError, match="more than rows and claims"):
+        merge([one, replace(two, answer=("Coupling helps.",))])
