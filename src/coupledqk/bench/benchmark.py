@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import CoupledQKError
 from ..published import THROUGHPUT
 from ..schema import require
 from ..variants import PAPER_VARIANTS
-from .records import DecodeResult, PaperRatios, Result, ThroughputResult, ThroughputRow
+from .records import FORMAT, About, DecodeResult, PaperRatios, Result, ThroughputResult, ThroughputRow
 
 if TYPE_CHECKING:
     from .contenders import Contender, Setup
+    from .orders import Launch, Order
     from .timing import OnMessage
+
+HEAD_WIDTH = 64
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Benchmark:
     variants: tuple[str, ...] = ()
     """Attention variants to time beside standard; the paper's unless given."""
     peers: tuple[str, ...] = ()
-    """Models of the same shape from other libraries: llama, x-transformers, diffllama."""
+    """Models of the same shape from other libraries, or in their style: llama, x-transformers, diffllama, nanogpt."""
     impl: tuple[str, ...] = ("auto",)
     """Implementations of the dynamics to time: auto, reference, fused, triton."""
     batch: int = 2
@@ -36,20 +39,38 @@ class Benchmark:
     seq_len: int = 512
     """Number of tokens in a sequence."""
     memory_batch: int | None = None
-    """Number of sequences in the pass whose memory is measured; the value of --batch unless given."""
+    """Number of sequences in the pass whose memory is measured; the value of --batch unless given, 0 to measure none."""
     lengths: tuple[int, ...] = ()
     """Measure how time and memory grow with the sequence length, at these lengths."""
     n_steps: tuple[int, ...] = ()
     """Measure how time and memory grow with the number of integration steps, at these numbers; of euler and hamiltonian
     unless --variants are given."""
+    widths: tuple[int, ...] = ()
+    """Measure how time and memory grow with the width of the model, at these multiples of 64: heads are 64 wide, and the
+    feed-forward layer is four times as wide as the model."""
+    depths: tuple[int, ...] = ()
+    """Measure how time and memory grow with the number of layers, at these numbers."""
     decode: bool = False
     """Time greedy decoding of one sequence with the KV cache instead, relative to the first peer if there is one."""
     prompt: int = 64
     """Number of tokens in the prompt, with --decode."""
     new_tokens: int = 128
     """Number of tokens to decode, with --decode."""
-    rounds: int = 10
-    """Number of rounds, each of which times every contender once; a warm-up round precedes them."""
+    rounds: int | None = None
+    """Number of rounds, each of which times every contender once; a warm-up round precedes them. Unless given, 10, or 3 in
+    each launch."""
+    launches: int | None = None
+    """Repeat the timings in this many fresh processes, in alternating order, with threads bound to cores. The figures are then
+    medians over launches with an interval. Unless given, everything is timed in one process."""
+    until: float | None = None
+    """Launch at least 5 processes, until the interval of every ratio is at most this wide, such as 0.01."""
+    minutes: float | None = None
+    """Time limit for all launches; with --until it is 10 unless given. Measuring memory is not counted."""
+    training_only: bool = False
+    """Time forward + backward passes, and not forward passes alone."""
+    compile: bool = False
+    """Compile all contenders with torch.compile, peers alike, and time the uncompiled baseline beside them. The time of
+    compilation is listed; memory is not measured."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast dtype for matrix products."""
     device: str = "auto"
@@ -59,35 +80,89 @@ class Benchmark:
 
     def measure(self, on_message: OnMessage = lambda text: None) -> Result:
         """Runs the benchmark. `on_message` is called with a line of text whenever something new is being measured."""
-        from .decode import baseline_of, decode
+        from .decode import decode_rows
         from .results import about
+        from .throughput import measure_memory, throughput_rows
 
-        self.check()
-        contenders, setup = self.contenders(), self.setup()
-        described = about(self.preset, contenders, setup, self.rounds)
+        self.require_valid()
+        orders = self.orders()
+        described = about(self.preset, orders[0].contenders, orders[0].setup, orders[0].rounds)
+        baseline = orders[0].contenders[orders[0].baseline].name
+        measured = [self._launches(order, on_message) for order in orders]
+        described = self._with_launches(described, measured)
+        timed = list(zip(orders, [launches for launches, _ in measured], strict=True))
         if self.decode:
-            rows = decode(contenders, setup, self.new_tokens, self.rounds, on_message)
-            return DecodeResult("decode", described, baseline_of(contenders).name, tuple(rows))
-        what = "lengths" if self.lengths else "n-steps" if self.n_steps else "throughput"
-        rows = self._throughput(contenders, setup, on_message)
-        return ThroughputResult(what, described, contenders[0].name, tuple(rows))
+            rows = [row for order, launches in timed for row in decode_rows(order, launches, self.in_processes)]
+            return DecodeResult("decode", described, baseline, tuple(rows), FORMAT)
+        rows = []
+        for order, launches in timed:
+            memory = measure_memory(order, self._memory_batch, on_message)
+            rows += throughput_rows(order, launches, memory, self.in_processes)
+        return ThroughputResult(self.what, described, baseline, tuple(map(self._with_paper, rows)), FORMAT)
 
-    def check(self) -> None:
-        for name in ("rounds", "prompt", "new_tokens"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        if sum(map(bool, (self.lengths, self.n_steps, self.decode))) > 1:
-            raise CoupledQKError("--lengths, --n-steps and --decode are separate measurements: give one of them")
+    @property
+    def what(self) -> Literal["throughput", "lengths", "n-steps", "widths", "depths"]:
+        if self.lengths:
+            return "lengths"
+        return "n-steps" if self.n_steps else "widths" if self.widths else "depths" if self.depths else "throughput"
 
-    def contenders(self) -> list[Contender]:
+    @property
+    def in_processes(self) -> bool:
+        """Whether timings are taken in fresh processes. Compilation always is, so that its caches are empty."""
+        return self.compile or self.launches is not None or self.until is not None
+
+    def require_valid(self) -> None:
+        for name in ("rounds", "prompt", "new_tokens", "launches"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1")
+        for name in ("until", "minutes"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, value, "a number above 0")
+        for width in self.widths:
+            require(width >= 1 and width % HEAD_WIDTH == 0, "widths", width, f"multiples of {HEAD_WIDTH}")
+        for depth in self.depths:
+            require(depth >= 1, "depths", depth, "at least 1")
+        if sum(map(bool, (self.lengths, self.n_steps, self.widths, self.depths, self.decode))) > 1:
+            raise CoupledQKError(
+                "--lengths, --n-steps, --widths, --depths and --decode are separate measurements: give one of them"
+            )
+        if self.minutes is not None and self.launches is None and self.until is None:
+            raise CoupledQKError("--minutes limits the launches: give --launches or --until as well")
+        if self.compile and self.decode:
+            raise CoupledQKError("--compile is measured in training passes: leave out --decode")
+
+    def orders(self) -> list[Order]:
+        """What is timed together, one order for each point of a sweep over lengths or shapes."""
+        from .conditions import available
+        from .orders import Order
+
+        setup = self.setup()
+        rounds = self.rounds or (3 if self.in_processes else 10)
+        new_tokens = self.new_tokens if self.decode else None
+
+        def order(setup: Setup, **shape: Any) -> Order:
+            contenders = tuple(self.contenders(**shape))
+            return Order(contenders, setup, rounds, new_tokens, self.training_only, cores=available())
+
+        if self.lengths:
+            return [order(replace(setup, seq_len=length)) for length in self.lengths]
+        if self.widths:
+            return [order(setup, d_model=d, n_heads=d // HEAD_WIDTH, d_ff=4 * d) for d in self.widths]
+        return [order(setup, n_layers=depth) for depth in self.depths] or [order(setup)]
+
+    def contenders(self, **shape: Any) -> list[Contender]:
         from .contenders import our_contenders, peer_contenders
 
         variants = self.variants or (("euler", "hamiltonian") if self.n_steps else tuple(PAPER_VARIANTS))
         longest = max(2048, self.seq_len, self.prompt + self.new_tokens, *self.lengths)
-        shape = {"vocab_size": self.vocab, "n_positions": longest}
-        return [
+        shape |= {"vocab_size": self.vocab, "n_positions": longest}
+        found = [
             *our_contenders(self.preset, variants, self.impl, self.n_steps, **shape),
             *peer_contenders(self.preset, self.peers, **shape),
         ]
+        if not self.compile:
+            return found
+        return [*(replace(each, compiled=True) for each in found), replace(found[0], name=f"{found[0].name} (eager)")]
 
     def setup(self) -> Setup:
         import torch
@@ -99,14 +174,33 @@ class Benchmark:
         threads = torch.get_num_threads() if self.threads is None else self.threads
         return Setup(batch, seq_len, self.precision, str(pick_device(self.device)), threads)
 
-    def _throughput(self, contenders: Sequence[Contender], setup: Setup, on_message: OnMessage) -> list[ThroughputRow]:
-        from .throughput import throughput
+    def _launches(self, order: Order, on_message: OnMessage) -> tuple[Sequence[Launch], Sequence[str]]:
+        """What the launches found, and notes on what was left out or not reached."""
+        from .launches import Repetition, launch_all, launch_here
 
-        setups = [replace(setup, seq_len=length) for length in self.lengths or [self.seq_len]]
-        memory_batch = self.batch if self.memory_batch is None else self.memory_batch
-        rows = [row for each in setups for row in throughput(contenders, each, self.rounds, memory_batch, on_message)]
-        comparable = self.preset == "small" and not self.lengths and not self.n_steps
-        return [replace(row, paper=paper_ratios(row.name)) for row in rows] if comparable else rows
+        if not self.in_processes:
+            return [launch_here(order, on_message)], []
+        return launch_all(order, Repetition(self.launches, self.until, self.minutes), on_message)
+
+    def _with_launches(self, described: About, measured: Sequence[tuple[Sequence[Launch], Sequence[str]]]) -> About:
+        conditions = [launch.conditions for launches, _ in measured for launch in launches]
+        return replace(
+            described,
+            launches=min(len(launches) for launches, _ in measured),
+            pinned=self.in_processes and not self.compile,
+            compiled=self.compile,
+            until=self.until,
+            conditions=tuple(each for each in conditions if each is not None),
+            notes=tuple(dict.fromkeys(note for _, notes in measured for note in notes)),
+        )
+
+    @property
+    def _memory_batch(self) -> int:
+        return 0 if self.compile else self.batch if self.memory_batch is None else self.memory_batch
+
+    def _with_paper(self, row: ThroughputRow) -> ThroughputRow:
+        comparable = self.preset == "small" and self.what == "throughput"
+        return replace(row, paper=paper_ratios(row.name)) if comparable else row
 
 
 def paper_ratios(variant: str) -> PaperRatios | None:

@@ -62,6 +62,13 @@ class Contender:
     impl: str = "auto"
     """Implementation of the dynamics."""
     peer: str | None = None
+    compiled: bool = False
+    """Whether the model is compiled by torch.compile before it is timed."""
+
+    @property
+    def label(self) -> str:
+        """The name, with the number of steps if it has one."""
+        return self.name if self.n_steps is None else f"{self.name} (n = {self.n_steps})"
 
     @property
     def n_steps(self) -> int | None:

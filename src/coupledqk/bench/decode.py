@@ -11,44 +11,45 @@ from torch import Tensor
 
 from ..costs import sizes
 from .check import check_decoding
-from .contenders import Contender, Setup, TimedModel
+from .conditions import conditions, read_counters
+from .contenders import Setup, TimedModel
+from .orders import Launch, Order
 from .records import DecodeRow
-from .timing import OnMessage, round_robin, seconds_of, speeds
+from .timing import OnMessage, round_robin, seconds_of, speeds_over_launches
 
 
-def baseline_of(contenders: Sequence[Contender]) -> Contender:
-    """The first peer, or without peers the first of ours."""
-    return next((contender for contender in contenders if contender.peer), contenders[0])
-
-
-def decode(
-    contenders: Sequence[Contender],
-    setup: Setup,
-    new_tokens: int,
-    rounds: int,
-    on_message: OnMessage = lambda text: None,
-) -> list[DecodeRow]:
-    """A row for each contender; the prompt is `setup.seq_len` tokens long."""
+def time_decoding(order: Order, on_message: OnMessage = lambda text: None) -> Launch:
+    """Builds, checks and times the contenders in this process; the prompt is `setup.seq_len` tokens long."""
+    setup, new_tokens = order.setup, order.tokens
     torch.set_num_threads(setup.threads)
-    prompt, _ = setup.random_batch(contenders[0].config.vocab_size)
-    models = {contender: contender.build(setup.device).eval() for contender in contenders}
-    for contender in contenders:
+    prompt, _ = setup.random_batch(order.contenders[0].config.vocab_size)
+    models = {place: contender.build(setup.device).eval() for place, contender in order.in_order()}
+    for place, contender in order.in_order() if order.check else ():
         on_message(f"checking {contender.name}")
-        check_decoding(contender, models[contender], prompt, new_tokens, setup)
-    runs = {who: partial(seconds_of_call, model, prompt, new_tokens, setup) for who, model in models.items()}
-    times = round_robin(runs, rounds, lambda text: on_message(f"decoding, {text}"))
-    found = speeds(times, baseline_of(contenders), new_tokens)
+        check_decoding(contender, models[place], prompt, new_tokens, setup)
+    before = read_counters(order.cores)
+    runs = {place: partial(seconds_of_call, model, prompt, new_tokens, setup) for place, model in models.items()}
+    times = round_robin(runs, order.rounds, lambda text: on_message(f"decoding, {text}"))
+    parameters = {place: sum(p.numel() for p in model.parameters()) for place, model in models.items()}
+    seconds = {place: tuple(each) for place, each in times.items()}
+    measured = conditions(before, read_counters(order.cores), setup.threads, len(order.cores))
+    return Launch({"decode": seconds}, parameters, measured)
+
+
+def decode_rows(order: Order, launches: Sequence[Launch], in_processes: bool) -> list[DecodeRow]:
+    times = [launch.seconds["decode"] for launch in launches]
+    found = speeds_over_launches(times, order.baseline, order.tokens, in_processes)
     return [
         DecodeRow(
             name=contender.name,
             peer=contender.peer is not None,
-            prompt=setup.seq_len,
-            new_tokens=new_tokens,
-            parameters=sum(p.numel() for p in models[contender].parameters()),
-            decode=found[contender],
+            prompt=order.setup.seq_len,
+            new_tokens=order.tokens,
+            parameters=launches[0].parameters[place],
+            decode=found[place],
             cache_bytes=None if contender.peer else sizes(contender.config).cache_per_token,
         )
-        for contender in contenders
+        for place, contender in enumerate(order.contenders)
     ]
 
 

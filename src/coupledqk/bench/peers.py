@@ -2,12 +2,13 @@
 
 Each maps tokens and targets to the mean loss, and continues a prompt greedily with its own cache. They differ from ours where
 their library leaves no choice: Llama and DiffLlama rotate q and k instead of learning positions, and x-transformers has a bias
-in SwiGLU.
+in SwiGLU. The block of nanoGPT (https://github.com/karpathy/nanoGPT) is written here from its description.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
@@ -99,11 +100,67 @@ class XTransformers(nn.Module):
         return torch.cat((prompt, new), dim=1)
 
 
-Peer = Llama | DiffLlama | XTransformers
+class NanoGPTBlock(nn.Module):
+    """LayerNorm, one projection to q, k and v, fused attention; LayerNorm and a feed-forward layer with GELU."""
 
-PEERS: dict[str, type[Peer]] = {"llama": Llama, "x-transformers": XTransformers, "diffllama": DiffLlama}
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, hidden = (
+            config.d_model,
+            3 * config.d_ff // 2,
+        )  # two matrices of this width have the products of SwiGLU's three
+        self.n_heads = config.n_heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(d, bias=False), nn.LayerNorm(d, bias=False)
+        self.qkv, self.out = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
+        self.up, self.down = nn.Linear(d, hidden, bias=False), nn.Linear(hidden, d, bias=False)
 
-TWINS = {"llama": "standard", "x-transformers": "standard", "diffllama": "diff"}
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for y in self.qkv(self.norm_1(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, d)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class NanoGPT(nn.Module):
+    """A model in the style of nanoGPT: learned positions, tied embeddings, and generation without a cache."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.n_positions, config.d_model)
+        self.blocks = nn.Sequential(*(NanoGPTBlock(config) for _ in range(config.n_layers)))
+        self.norm = nn.LayerNorm(config.d_model, bias=False)
+        for weight in self.parameters():
+            if weight.dim() == 2:
+                nn.init.normal_(weight, std=0.02)
+
+    @staticmethod
+    def library() -> Any:
+        return torch
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return F.linear(self.norm(self.blocks(self.embed(tokens) + self.positions(places))), self.embed.weight)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
+
+    def greedy(self, prompt: Tensor, max_new_tokens: int) -> Tensor:
+        for _ in range(max_new_tokens):
+            prompt = torch.cat((prompt, self.logits(prompt)[:, -1:].argmax(-1)), dim=1)
+        return prompt
+
+
+Peer = Llama | DiffLlama | XTransformers | NanoGPT
+
+PEERS: dict[str, type[Peer]] = {
+    "llama": Llama,
+    "x-transformers": XTransformers,
+    "diffllama": DiffLlama,
+    "nanogpt": NanoGPT,
+}
+
+TWINS = {"llama": "standard", "x-transformers": "standard", "diffllama": "diff", "nanogpt": "standard"}
 """Our variant with the same matrix products, by peer."""
 
 

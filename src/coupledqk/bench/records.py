@@ -1,11 +1,12 @@
 """What a benchmark measured, as typed records, and the JSON file they are kept in. Torch-free."""
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args, get_type_hints
 
 from ..errors import CoupledQKError, unknown
 from ..schema import from_dict
@@ -27,6 +28,33 @@ class Quartiles:
         return cls(median, low, high)
 
 
+CONFIDENCE = 0.9
+"""Intervals over launches have at least this confidence if there are five launches or more."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median over independent launches with its interval of order statistics, for which no distribution is assumed."""
+
+    median: float
+    low: float
+    high: float
+    confidence: float
+    """Probability that such an interval contains the median of all launches that could have been made."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """The narrowest interval with a confidence of 90%; with fewer than five values their range, and its confidence."""
+        ordered, n = sorted(values), len(values)
+        outside = [2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n for k in range((n + 1) // 2)]
+        k = max((k for k, p in enumerate(outside) if 1 - p >= CONFIDENCE), default=0)
+        return cls(statistics.median(ordered), ordered[k], ordered[n - 1 - k], max(0.0, 1 - outside[k]))
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+
 @dataclass(frozen=True)
 class Speed:
     tokens_per_second: float
@@ -34,7 +62,26 @@ class Speed:
     relative: Quartiles
     """Ratios to the baseline's speed within the same round."""
     seconds: tuple[float, ...]
-    """Duration of every round."""
+    """Duration of every round, launch after launch."""
+    by_launch: tuple[float, ...] = ()
+    """The median ratio of each process launch; empty if all rounds were timed in the calling process."""
+    over_launches: Interval | None = None
+    """The median of `by_launch`."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What else the machine did during one launch. Cores are those that this process may use."""
+
+    load: float
+    """Load average of one minute before the launch, this process included."""
+    other_cores: float
+    """Cores that other processes kept busy."""
+    steal: float
+    """Share of the cores' time that the hypervisor gave to other machines."""
+    cores: int
+    threads: int
+    """Number of threads of the benchmark."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +125,22 @@ class ThroughputRow:
     batch: int
     seq_len: int
     parameters: int
-    forward: Speed
+    forward: Speed | None
+    """Forward pass without gradients; None if it was not timed."""
     training: Speed
     """Forward and backward pass."""
     arithmetic: MatmulBound
-    memory: Memory
-    relative_memory: float
+    memory: Memory | None
+    """None if it was not measured."""
+    relative_memory: float | None
     """Peak memory over the baseline's."""
     paper: PaperRatios | None = None
+    d_model: int | None = None
+    """Width of the model; None in files of format 1."""
+    n_layers: int | None = None
+    """Number of layers; None in files of format 1."""
+    compile_seconds: float | None = None
+    """Duration of the first pass of the compiled model, compilation included, with empty caches."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +174,28 @@ class About:
     precision: str
     rounds: int
     model: dict[str, int]
-    """The shape that all contenders share."""
+    """The shape that all contenders share, or that of the first point of a sweep over shapes."""
+    launches: int = 1
+    """Number of process launches, each with `rounds` rounds."""
+    pinned: bool = False
+    """Whether each thread was bound to a core."""
+    compiled: bool = False
+    """Whether the contenders were compiled by torch.compile."""
+    until: float | None = None
+    """Width of the widest interval at which the benchmark was to stop."""
+    conditions: tuple[Conditions, ...] = ()
+    """One for each launch; empty where the system does not report them."""
+    notes: tuple[str, ...] = ()
+    """What was left out or not reached, one sentence each."""
 
 
 @dataclass(frozen=True)
 class ThroughputResult:
-    what: Literal["throughput", "lengths", "n-steps"]
+    what: Literal["throughput", "lengths", "n-steps", "widths", "depths"]
     about: About
     baseline: str
     rows: tuple[ThroughputRow, ...]
+    format: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,9 +204,13 @@ class DecodeResult:
     about: About
     baseline: str
     rows: tuple[DecodeRow, ...]
+    format: int = 1
 
 
 Result = ThroughputResult | DecodeResult
+
+FORMAT = 2
+"""Format of the files that are written. Files of format 1 have no `format`, and can be read."""
 
 
 def read_result(path: str | Path) -> Result:
@@ -152,14 +224,18 @@ def read_result(path: str | Path) -> Result:
             f"{path} is not a JSON file ({error}): expected a file of `coupledqk bench --save`"
         ) from None
     kinds = {
-        "throughput": ThroughputResult,
-        "lengths": ThroughputResult,
-        "n-steps": ThroughputResult,
+        **dict.fromkeys(get_args(get_type_hints(ThroughputResult)["what"]), ThroughputResult),
         "decode": DecodeResult,
     }
     what = data.get("what") if isinstance(data, dict) else None
     if what not in kinds:
         raise CoupledQKError(f"{path}: {unknown('what', what, kinds)}")
+    number = data.get("format", 1)
+    if number not in range(1, FORMAT + 1):
+        raise CoupledQKError(
+            f"{path} has format {number!r}: this version of coupledqk reads formats 1 to {FORMAT}; use the version "
+            "that wrote it"
+        )
     try:
         return from_dict(kinds[what], data)
     except CoupledQKError as error:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from .contenders import Contender, Setup
 
 LIBRARIES = {"llama": "transformers", "diffllama": "transformers", "x-transformers": "x-transformers"}
+"""The distribution that a peer comes from."""
 SHAPE = ("d_model", "n_heads", "n_layers", "d_ff", "vocab_size", "n_positions")
 
 
 def about(preset: str, contenders: Sequence[Contender], setup: Setup, rounds: int) -> About:
-    libraries = sorted({LIBRARIES[contender.peer] for contender in contenders if contender.peer})
+    """Everything that is known before anything has been timed."""
+    libraries = sorted({LIBRARIES[contender.peer] for contender in contenders if contender.peer in LIBRARIES})
     return About(
         preset=preset,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -50,8 +52,11 @@ def device_name(device: str) -> str:
 
 
 def save(result: Result, folder: Path) -> list[Path]:
-    """Writes DATE-WHAT.json, .csv and .svg, with a number after WHAT if the folder already has such a result."""
-    first = f"{result.about.date[:10]}-{result.what}"
+    """Writes DATE-WHAT.json, .csv and .svg, with a number after WHAT if the folder already has such a result.
+
+    The result of compiled models is named DATE-WHAT-compiled.
+    """
+    first = f"{result.about.date[:10]}-{result.what}{'-compiled' if result.about.compiled else ''}"
     names = chain([first], (f"{first}-{number}" for number in count(2)))
     stem = next(name for name in names if not (folder / f"{name}.json").exists())
     files = {

@@ -4,7 +4,7 @@ Forward maps tokens and targets to the mean loss, under no_grad. Forward + backw
 without an optimizer step; the gradients of the previous pass are cleared outside the timed region.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,71 +13,51 @@ import torch
 from ..costs import flops
 from ..variants import variant
 from .check import check_loss
+from .compiled import NotCompiledError, compile_model
+from .conditions import conditions, read_counters
 from .contenders import BASELINE, Batch, Contender, Setup, TimedModel
 from .memory import peak_memory
-from .records import MatmulBound, Speed, ThroughputRow
-from .timing import OnMessage, round_robin, seconds_of, speeds
+from .orders import Launch, Order
+from .records import MatmulBound, Memory, ThroughputRow
+from .timing import OnMessage, round_robin, seconds_of, speeds_over_launches
+
+PASSES = {"forward": "forward", "training": "forward + backward"}
 
 
-def throughput(
-    contenders: Sequence[Contender],
-    setup: Setup,
-    rounds: int,
-    memory_batch: int,
-    on_message: OnMessage = lambda text: None,
-) -> list[ThroughputRow]:
-    """A row for each contender; the first is the baseline. Memory is measured for `memory_batch` sequences."""
-    models = build_all(contenders, setup, on_message)
-    batch = setup.random_batch(contenders[0].config.vocab_size)
-    forward = time_passes(models, batch, setup, rounds, training=False, on_message=on_message)
-    training = time_passes(models, batch, setup, rounds, training=True, on_message=on_message)
-    parameters = {contender: sum(p.numel() for p in model.parameters()) for contender, model in models.items()}
-    del models  # the processes that measure memory may need it
-    memory = {}
-    for contender in contenders:
-        on_message(f"memory of {contender.name}")
-        memory[contender] = peak_memory(contender, replace(setup, batch=memory_batch))
-    return [
-        ThroughputRow(
-            name=contender.name,
-            peer=contender.peer is not None,
-            n_steps=contender.n_steps,
-            batch=setup.batch,
-            seq_len=setup.seq_len,
-            parameters=parameters[contender],
-            forward=forward[contender],
-            training=training[contender],
-            arithmetic=matmul_bound(contender, setup.seq_len),
-            memory=memory[contender],
-            relative_memory=memory[contender].peak_mb / memory[contenders[0]].peak_mb,
-        )
-        for contender in contenders
-    ]
-
-
-def build_all(contenders: Sequence[Contender], setup: Setup, on_message: OnMessage) -> dict[Contender, TimedModel]:
-    """The models of all contenders, each of which has passed its numerics check."""
+def time_passes(order: Order, on_message: OnMessage = lambda text: None) -> Launch:
+    """Builds, checks and times the contenders in this process."""
+    setup = order.setup
     torch.set_num_threads(setup.threads)
-    models = {}
-    for contender in contenders:
-        on_message(f"checking {contender.name}")
-        models[contender] = contender.build(setup.device)
-        check_loss(contender, models[contender], setup)
-    return models
-
-
-def time_passes(
-    models: Mapping[Contender, TimedModel],
-    batch: Batch,
-    setup: Setup,
-    rounds: int,
-    training: bool,
-    on_message: OnMessage,
-) -> dict[Contender, Speed]:
-    runs = {who: partial(seconds_of_pass, model, batch, setup, training) for who, model in models.items()}
-    what = "forward + backward" if training else "forward"
-    times = round_robin(runs, rounds, lambda text: on_message(f"{what}, {text}"))
-    return speeds(times, next(iter(models)), setup.batch * setup.seq_len)
+    batch = setup.random_batch(order.contenders[0].config.vocab_size)
+    models: dict[int, TimedModel] = {}
+    compile_seconds, failed = {}, {}
+    for place, contender in order.in_order():
+        model = contender.build(setup.device)
+        if order.check:
+            on_message(f"checking {contender.name}")
+            check_loss(contender, model, setup)
+        if contender.compiled:
+            on_message(f"compiling {contender.name}")
+            try:
+                compile_seconds[place] = compile_model(contender, model, batch, setup, order.check)
+            except NotCompiledError as error:
+                failed[place] = str(error)
+                continue
+        models[place] = model
+    before = read_counters(order.cores)
+    seconds = {}
+    for measure in ["training"] if order.training_only else PASSES:
+        on_pass = lambda text, what=PASSES[measure]: on_message(f"{what}, {text}")  # noqa: E731
+        runs = {i: partial(seconds_of_pass, model, batch, setup, measure == "training") for i, model in models.items()}
+        seconds[measure] = {i: tuple(times) for i, times in round_robin(runs, order.rounds, on_pass).items()}
+    parameters = {i: sum(p.numel() for p in model.parameters()) for i, model in models.items()}
+    return Launch(
+        seconds,
+        parameters,
+        conditions(before, read_counters(order.cores), setup.threads, len(order.cores)),
+        compile_seconds,
+        failed,
+    )
 
 
 def seconds_of_pass(model: TimedModel, batch: Batch, setup: Setup, training: bool) -> float:
@@ -92,10 +72,52 @@ def seconds_of_pass(model: TimedModel, batch: Batch, setup: Setup, training: boo
     return seconds
 
 
+def throughput_rows(
+    order: Order, launches: Sequence[Launch], memory: dict[int, Memory], in_processes: bool
+) -> list[ThroughputRow]:
+    """A row for each contender that was timed; the first is the baseline."""
+    found = {
+        measure: speeds_over_launches(
+            [launch.seconds[measure] for launch in launches], order.baseline, order.tokens, in_processes
+        )
+        for measure in launches[0].seconds
+    }
+    return [
+        ThroughputRow(
+            name=contender.name,
+            peer=contender.peer is not None,
+            n_steps=contender.n_steps,
+            batch=order.setup.batch,
+            seq_len=order.setup.seq_len,
+            parameters=launches[0].parameters[place],
+            forward=found["forward"][place] if "forward" in found else None,
+            training=found["training"][place],
+            arithmetic=matmul_bound(contender, order.setup.seq_len),
+            memory=memory.get(place),
+            relative_memory=memory[place].peak_mb / memory[order.baseline].peak_mb if memory else None,
+            d_model=contender.config.d_model,
+            n_layers=contender.config.n_layers,
+            compile_seconds=launches[0].compile_seconds.get(place),
+        )
+        for place, contender in enumerate(order.contenders)
+        if place in found["training"]
+    ]
+
+
+def measure_memory(order: Order, batch: int, on_message: OnMessage) -> dict[int, Memory]:
+    """Peak memory of each contender with this many sequences; nothing with 0."""
+    memory = {}
+    for place, contender in enumerate(order.contenders) if batch else ():
+        on_message(f"memory of {contender.name}")
+        memory[place] = peak_memory(contender, replace(order.setup, batch=batch))
+    return memory
+
+
 def matmul_bound(contender: Contender, seq_len: int) -> MatmulBound:
     standard = flops(replace(contender.config, attention=variant(BASELINE)), seq_len)
     plain = flops(contender.config, seq_len)
-    fused = flops(contender.config, seq_len, fused=contender.impl != "reference")
+    recomputes = contender.impl != "reference" and not (contender.compiled and contender.impl == "auto")
+    fused = flops(contender.config, seq_len, fused=recomputes)
     return MatmulBound(
         standard.forward / plain.forward, standard.training / plain.training, standard.training / fused.training
     )

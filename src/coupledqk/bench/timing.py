@@ -3,11 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from .records import Quartiles, Speed
+from .records import Interval, Quartiles, Speed
 
 Name = TypeVar("Name")
 OnMessage = Callable[[str], None]
@@ -43,6 +44,25 @@ def speeds(times: Mapping[Name, Sequence[float]], baseline: Name, tokens: int) -
             seconds=tuple(seconds),
         )
         for name, seconds in times.items()
+    }
+
+
+def speeds_over_launches(
+    launches: Sequence[Mapping[Name, Sequence[float]]], baseline: Name, tokens: int, in_processes: bool = True
+) -> dict[Name, Speed]:
+    """As `speeds`, over the rounds of several launches, with the median ratio of each launch and an interval over them.
+
+    A run that is missing from a launch is left out. Without `in_processes` there is one launch, in the calling process.
+    """
+    names = [name for name in launches[0] if all(name in times for times in launches)]
+    found = speeds({name: [s for times in launches for s in times[name]] for name in names}, baseline, tokens)
+    if not in_processes:
+        return found
+    ratios = [speeds(times, baseline, tokens) for times in launches]
+    by_launch = {name: tuple(launch[name].relative.median for launch in ratios) for name in names}
+    return {
+        name: replace(found[name], by_launch=by_launch[name], over_launches=Interval.of(by_launch[name]))
+        for name in names
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..bench.benchmark import Benchmark
 from ..bench.results import save
 from ..bench.tables import kernel_table, report
+from ..bench.validation import check_result, summary
 from .plugin import WithPlugin
 
 
@@ -23,23 +24,31 @@ class Bench(WithPlugin, Benchmark):
         coupledqk bench --variants euler hamiltonian --impl reference fused
         coupledqk bench --lengths 256 512 1024 2048 4096 --batch 1 --variants hamiltonian diff
         coupledqk bench --n-steps 1 3 5 7
-        coupledqk bench --decode --peers llama
+        coupledqk bench --decode --peers llama --launches 5
+        coupledqk bench --variants euler hamiltonian --until 0.01 --minutes 20
+        coupledqk bench --compile --peers llama x-transformers nanogpt --launches 5
+        coupledqk bench --check results/bench/2026-11-17-throughput.json
         coupledqk bench --kernels
         coupledqk bench --device cuda --precision fp16 --batch 8 --impl auto triton
 
     Contenders are timed in round-robin order, so that a busy machine slows all of them. A speed is relative to standard in the
-    same round; the table shows the median of these ratios with its quartiles. A model that fails its numerics check is not
-    timed.
+    same round; the table shows the median of these ratios with its quartiles, or over launches with its interval. Whether
+    other processes disturbed the measurement is printed and saved. A model that fails its numerics check is not timed.
     """
 
     kernels: bool = False
     """Compile the Triton kernels for three generations of GPUs instead, and print the registers and memory they need."""
+    check: Path | None = None
+    """Check a result file instead: whether it has the right format, and whether its figures follow from its timings."""
     save: Path | None = None
     """Write JSON, CSV and charts to this folder."""
     json: bool = False
     """Print JSON instead of tables."""
 
     def run(self) -> None:
+        if self.check is not None:
+            print(summary(self.check, check_result(self.check)))
+            return
         if self.kernels:
             from ..dynamics.triton import compile_report
 

@@ -1,0 +1,137 @@
+"""All measurements that docs/performance.md shows, in order of value, within a time limit: for the minutes a machine is quiet.
+
+Each part is a command. Its output is printed and appended to DATE-quiet.md in the folder, beside the result files that the
+command saves itself. A part that is in the file already is not run again, so an interrupted suite continues where it stopped;
+a part that would not fit into the remaining time is left out, and a shorter one after it is tried.
+
+    python benchmarks/quiet.py --list
+    python benchmarks/quiet.py --minutes 25
+    python benchmarks/quiet.py --only train decode --save results/bench
+"""
+
+import argparse
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BENCH = ("-m", "coupledqk", "bench")
+LAUNCHES = ("--launches", "5")
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    minutes: float
+    """Expected duration on two quiet cores. It is stopped after twice as long."""
+    command: tuple[str, ...]
+    """Arguments of Python; {save} is the folder for results."""
+
+    @property
+    def script(self) -> Path | None:
+        """The file it needs, if it is not a command of the package."""
+        return Path(self.command[0]) if self.command[0].endswith(".py") else None
+
+
+PARTS = (
+    Part(
+        "train", 8,
+        (*BENCH, "--n-steps", "1", "3", "--variants", "euler", "hamiltonian", "diff", "--training-only", *LAUNCHES,
+         "--rounds", "2", "--minutes", "7", "--memory-batch", "8", "--save", "{save}"),
+    ),
+    Part(
+        "decode", 3.5,
+        (*BENCH, "--decode", "--variants", "euler", "hamiltonian", "--peers", "llama", *LAUNCHES, "--rounds", "1",
+         "--minutes", "4", "--save", "{save}"),
+    ),
+    Part(
+        "peers", 4.5,
+        (*BENCH, "--variants", "standard", "--peers", "llama", "x-transformers", "nanogpt", "--training-only", *LAUNCHES,
+         "--rounds", "2", "--minutes", "5", "--memory-batch", "0", "--save", "{save}"),
+    ),
+    Part(
+        "compiled", 7,
+        (*BENCH, "--compile", "--variants", "hamiltonian", "--peers", "llama", "nanogpt", "--training-only", *LAUNCHES,
+         "--rounds", "2", "--minutes", "7", "--save", "{save}"),
+    ),
+    Part("couple", 1.5, (str(HERE / "couple.py"), "--rounds", "5")),
+    Part("distributed", 2, (str(HERE / "distributed.py"),)),
+    Part("engines", 2, (str(HERE / "engines.py"),)),
+    Part("growth", 9, (str(HERE / "growth.py"), "--save", "{save}")),
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=25.0, help="time limit of all parts")
+    parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="parts to run")
+    parser.add_argument("--save", type=Path, default=HERE.parent / "results" / "bench", help="folder for results")
+    parser.add_argument("--log", type=Path, help="file for the output; SAVE/DATE-quiet.md unless given")
+    parser.add_argument("--list", action="store_true", help="print the commands and their expected minutes")
+    options = parser.parse_args()
+    chosen = [part for part in PARTS if options.only is None or part.name in options.only]
+    if options.list:
+        for part in chosen:
+            print(f"{part.name:>12}  {part.minutes:4g} min  {shown(part, options.save)}")
+        return
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    run_all(chosen, options.minutes, options.save, options.log or options.save / f"{today}-quiet.md")
+
+
+def run_all(
+    parts: Sequence[Part], minutes: float, save: Path, log: Path, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Runs the parts that are not in the log, as long as there is time for them."""
+    end = clock() + 60 * minutes
+    for part in parts:
+        done = log.read_text("utf-8") if log.is_file() else ""
+        left = (end - clock()) / 60
+        if f"\n## {part.name}\n" in done:
+            print(f"{part.name}: already in {log}")
+        elif part.script is not None and not part.script.is_file():
+            print(f"{part.name}: left out, {part.script.name} does not exist")
+        elif part.minutes > left:
+            print(f"{part.name}: left out, it takes about {part.minutes:g} minutes and {max(left, 0):.1f} remain")
+        else:
+            run(part, save, log)
+
+
+def run(part: Part, save: Path, log: Path) -> None:
+    """Runs a part, prints its output as it comes, and appends it to the log if it succeeded."""
+    print(f"{part.name}: {shown(part, save)}", flush=True)
+    start, lines = time.monotonic(), []
+    command = [sys.executable, *(word.format(save=save) for word in part.command)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        stop = threading.Timer(120 * part.minutes, os.killpg, (process.pid, signal.SIGTERM))
+        stop.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        code = process.wait()
+        stop.cancel()
+    if code:
+        print(f"{part.name}: failed with exit code {code}; it is not in the log", flush=True)
+        return
+    minutes = (time.monotonic() - start) / 60
+    head = "" if log.is_file() else "# Measurements\n"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        command_line = shown(part, save).replace(str(HERE.parent) + os.sep, "")
+        file.write(f"{head}\n## {part.name}\n\n`{command_line}`, {minutes:.1f} minutes\n\n```\n{''.join(lines)}```\n")
+
+
+def shown(part: Part, save: Path) -> str:
+    words = [word.format(save=save) for word in part.command]
+    return " ".join(["python", *words]).replace("python -m coupledqk", "coupledqk")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""torch.compile, for ours and peers alike: the whole model with static shapes, in the default mode."""
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from ..errors import CoupledQKError
+from .check import TOLERANCE, errors
+from .contenders import Batch, Contender, Setup, TimedModel
+
+BACKEND = "inductor"
+
+
+class NotCompiledError(Exception):
+    """A model that torch.compile fails on, with the reason in one line."""
+
+
+def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: Setup, check: bool) -> float:
+    """Compiles a model in place. Returns the seconds of its first forward and backward pass, compilation included.
+
+    With `check`, its loss and gradients are compared with those before.
+    """
+    # All models of a class share one cache of compiled code, and a model beyond the limit would silently run uncompiled.
+    torch._dynamo.config.recompile_limit = 64
+    expected = loss_and_gradients(model, batch, setup) if check else None
+    model.compile(dynamic=False, backend=BACKEND)
+    start = time.perf_counter()
+    try:
+        given = loss_and_gradients(model, batch, setup)
+    except Exception as error:  # compilers fail in many ways
+        raise NotCompiledError(first_line(error)) from error
+    seconds = time.perf_counter() - start
+    if expected is not None:
+        require_equal(contender.name, given, expected, 10 * TOLERANCE[setup.precision])
+    return seconds
+
+
+def first_line(error: Exception) -> str:
+    """The reason; PyTorch announces a back end's error in a line that ends with a colon, and gives it in the next."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    return f"{type(error).__name__}: {said[:200]}"
+
+
+def loss_and_gradients(model: TimedModel, batch: Batch, setup: Setup) -> dict[str, Tensor]:
+    """The mean loss and the gradient of all weights together."""
+    with setup.autocast():
+        loss = model(*batch)
+    loss.backward()
+    found = [p.grad.detach().flatten().to("cpu", torch.float64) for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    return {"the loss": loss.detach().reshape(1).to("cpu", torch.float64), "the gradient": torch.cat(found)}
+
+
+def require_equal(name: str, given: dict[str, Tensor], expected: dict[str, Tensor], limit: float) -> None:
+    for kind, error in errors(given, expected).items():
+        if not (math.isfinite(error) and error <= limit):
+            raise CoupledQKError(
+                f"{name} fails its numerics check: compiled, {kind} differs by {error:.1e} (allowed: {limit:.1e}); no speed is "
+                "reported for it. Leave it out, and report it"
+            )

@@ -1,0 +1,185 @@
+"""Independent process launches: the same contenders in fresh processes, until enough is known or the time is up.
+
+What a process draws once and keeps, such as where its memory lies, shifts all of its rounds alike; rounds of one process
+therefore agree more closely than two runs of a benchmark. Launches alternate the order of the contenders.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+from ..errors import CoupledQKError
+from ..plugins import load_plugin
+from ..registry import plugin_of
+from ..schema import from_dict, to_dict
+from .decode import time_decoding
+from .orders import Launch, Order
+from .records import Interval
+from .throughput import time_passes
+from .timing import OnMessage, speeds_over_launches
+
+FEWEST = 5
+"""Launches before `--until` is looked at; an interval of fewer has a confidence below 90%."""
+MINUTES = 10.0
+"""Time limit of `--until` unless one is given."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """How many processes are launched."""
+
+    launches: int | None = None
+    until: float | None = None
+    """Width of the widest interval at which to stop."""
+    minutes: float | None = None
+
+    @property
+    def fewest(self) -> int:
+        return self.launches or 1 if self.until is None else max(self.launches or 0, FEWEST)
+
+    @property
+    def limit(self) -> float | None:
+        return MINUTES if self.minutes is None and self.until is not None else self.minutes
+
+
+def launch_all(order: Order, repetition: Repetition, on_message: OnMessage) -> tuple[list[Launch], tuple[str, ...]]:
+    """Launches processes one after the other. Returns what they found, and notes on what was left out or not reached."""
+    left_out: dict[int, str] = {}
+    with tempfile.TemporaryDirectory(
+        prefix="coupledqk-bench-"
+    ) as caches:  # the first launch compiles, the others reuse it
+
+        def one(number: int) -> Launch:
+            places = tuple(sorted(left_out))
+            each = replace(order, check=number == 0, backwards=number % 2 == 1, left_out=places)
+            launch = launch_process(each, caches, lambda text: on_message(f"launch {number + 1}: {text}"))
+            for place, reason in launch.failed.items():
+                left_out[place] = f"{order.contenders[place].name} cannot be compiled and was left out ({reason})"
+                on_message(left_out[place])
+            if order.baseline in left_out:
+                raise CoupledQKError(f"{left_out[order.baseline]}: nothing can be compared with it; omit --compile")
+            return launch
+
+        def enough(found: Sequence[Launch]) -> bool:
+            widest = max((each.width for each in intervals(order, found).values()), default=0.0)
+            return repetition.until is None or widest <= repetition.until
+
+        found = repeat(one, enough, repetition.fewest, repetition.limit)
+    return found, (*left_out.values(), *shortfalls(intervals(order, found), len(found), repetition))
+
+
+def repeat(
+    one: Callable[[int], Found],
+    enough: Callable[[Sequence[Found]], bool],
+    fewest: int,
+    minutes: float | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Found]:
+    """Calls `one` with 0, 1, 2 ... at least `fewest` times and until `enough`.
+
+    It stops earlier if another call that takes as long as the last would end after the time limit.
+    """
+    start = clock()
+    found: list[Found] = []
+    while True:
+        begun = clock()
+        found.append(one(len(found)))
+        now = clock()
+        if len(found) >= fewest and enough(found):
+            return found
+        if minutes is not None and (now - start) + (now - begun) > 60 * minutes:
+            return found
+
+
+def intervals(order: Order, launches: Sequence[Launch]) -> dict[str, Interval]:
+    """Of the ratio to the baseline of every other contender, by its label."""
+    found = speeds_over_launches([launch.seconds[order.judged] for launch in launches], order.baseline, order.tokens)
+    spread = {
+        order.contenders[place].label: speed.over_launches for place, speed in found.items() if place != order.baseline
+    }
+    return {label: interval for label, interval in spread.items() if interval is not None}
+
+
+def shortfalls(found: Mapping[str, Interval], launches: int, repetition: Repetition) -> list[str]:
+    """What the time limit prevented, in one line."""
+    if launches < repetition.fewest and repetition.until is None:
+        return [f"{launches} of {repetition.fewest} launches fitted into --minutes {repetition.limit:g}"]
+    if repetition.until is None or not found:
+        return []
+    label, widest = max(found.items(), key=lambda item: item[1].width)
+    if launches >= repetition.fewest and widest.width <= repetition.until:
+        return []
+    return [
+        f"--until {repetition.until:g} was not reached in --minutes {repetition.limit:g} ({launches} launches): the "
+        f"interval of {label} is {widest.low:.3f}–{widest.high:.3f}; allow more minutes, or use a quieter machine"
+    ]
+
+
+def launch_here(order: Order, on_message: OnMessage = lambda text: None) -> Launch:
+    """Times the contenders in this process."""
+    return (time_passes if order.new_tokens is None else time_decoding)(order, on_message)
+
+
+def launch_process(order: Order, caches: str, on_message: OnMessage) -> Launch:
+    """Times the contenders in a new process, whose threads are bound to cores."""
+    attentions = [contender.config.attention for contender in order.contenders]
+    plugins = {plugin_of(attention.dynamics.method, attention.scoring.kind) for attention in attentions}
+    text = json.dumps({"plugins": sorted(plugin.path for plugin in plugins if plugin), "order": to_dict(order)})
+    environment = os.environ | environment_of(order, caches)
+    command = [sys.executable, "-m", "coupledqk.bench.launches"]
+    with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as given:
+        given.write(text)
+        given.seek(0)
+        with subprocess.Popen(
+            command, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+        ) as process:
+            assert process.stdout is not None
+            answer = {}
+            for line in process.stdout:
+                answer = json.loads(line) if line.startswith("{") else answer
+                if "message" in answer:
+                    on_message(answer["message"])
+        errors.seek(0)
+        said = errors.read().strip().splitlines()
+    if "launch" in answer:
+        return from_dict(Launch, answer["launch"])
+    if "error" in answer:
+        raise CoupledQKError(answer["error"])
+    reason = said[-1] if said else f"killed by signal {-process.returncode}"
+    raise CoupledQKError(
+        f"a launch failed ({reason}): if the models do not fit into memory, time fewer or smaller ones"
+    )
+
+
+def environment_of(order: Order, caches: str) -> dict[str, str]:
+    """One thread per core. Compilers start processes of their own, which must not share one core: they are left unbound."""
+    compiled = any(contender.compiled for contender in order.contenders)
+    binding = {} if compiled else {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    return {"OMP_NUM_THREADS": str(order.setup.threads), "TORCHINDUCTOR_CACHE_DIR": caches, **binding}
+
+
+def main() -> None:
+    """Reads an order from standard input; writes messages and the launch as lines of JSON."""
+    given = json.load(sys.stdin)
+
+    def write(**values: object) -> None:
+        print(json.dumps(values), flush=True)
+
+    try:
+        for plugin in given["plugins"]:
+            load_plugin(plugin)
+        write(launch=asdict(launch_here(from_dict(Order, given["order"]), lambda text: write(message=text))))
+    except CoupledQKError as error:
+        write(error=str(error))
+
+
+if __name__ == "__main__":
+    main()

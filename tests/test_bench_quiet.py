@@ -1,0 +1,71 @@
+"""The suite of measurements is resumable, and keeps to its time limit."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "quiet.py"
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("quiet", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "quiet", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_part_is_run_once_and_kept(quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.md"
+    parts = [quiet.Part("first", 1, ("-c", "print('6 tokens/s')")), quiet.Part("bad", 1, ("-c", "raise SystemExit(3)"))]
+    quiet.run_all(parts, 25, tmp_path, log)
+    assert "bad: failed with exit code 3; it is not in the log" in capsys.readouterr().out
+    kept = log.read_text()
+    assert kept.startswith("# Measurements\n\n## first\n")
+    assert "```\n6 tokens/s\n```" in kept
+    assert "## bad" not in kept
+    parts[1] = quiet.Part("bad", 1, ("-c", "print('7 tokens/s')"))
+    quiet.run_all(parts, 25, tmp_path, log)
+    assert f"first: already in {log}" in capsys.readouterr().out
+    assert log.read_text().startswith(kept)
+    assert "7 tokens/s" in log.read_text()
+
+
+def test_what_does_not_fit_is_left_out_and_a_shorter_part_is_tried(
+    quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        quiet.Part("long", 9, ("-c", "print('long')")),
+        quiet.Part("short", 2, ("-c", "print('short')")),
+        quiet.Part("missing", 1, (str(tmp_path / "nothing.py"),)),
+    ]
+    quiet.run_all(parts, 5, tmp_path, tmp_path / "log.md", clock=lambda: 0.0)
+    said = capsys.readouterr().out
+    assert "long: left out, it takes about 9 minutes and 5.0 remain" in said
+    assert "missing: left out, nothing.py does not exist" in said
+    assert "## short" in (tmp_path / "log.md").read_text()
+
+
+def test_the_commands_of_the_suite_can_be_parsed(quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coupledqk.bench.benchmark import Benchmark
+    from coupledqk.bench.records import Result
+    from coupledqk.cli import main
+
+    class ParsedError(Exception):
+        pass
+
+    def stop(self: Benchmark, on_message: object) -> Result:
+        self.require_valid()
+        raise ParsedError
+
+    monkeypatch.setattr(Benchmark, "measure", stop)
+    commands = [part.command[2:] for part in quiet.PARTS if part.command[:2] == ("-m", "coupledqk")]
+    assert len(commands) >= 4
+    for command in commands:
+        with pytest.raises(ParsedError):
+            main(list(command))
