@@ -17,6 +17,7 @@ from coupledqk import CoupledQKError
 from coupledqk.config import DataConfig
 from coupledqk.data import corpora, text
 from coupledqk.data.corpora import open_corpus
+from coupledqk.data.folders import find_files
 from coupledqk.data.hub import HUB
 from coupledqk.data.text import pieces
 from coupledqk.data.tokenizers import gpt2
@@ -191,7 +192,7 @@ def test_the_standard_library_is_there_without_tests():
 
 def _stdlib_files():
     root = Path(json.__file__).parents[1]
-    return corpora._files(root, [".py"], corpora._NOT_SOURCES)
+    return find_files(root, [".py"], corpora._NOT_SOURCES)
 
 
 @pytest.fixture

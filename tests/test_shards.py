@@ -17,6 +17,7 @@ from coupledqk.config import DataConfig
 from coupledqk.data import Tokenizer, prepare, shards
 from coupledqk.data import cache as cache_module
 from coupledqk.data.corpora import Corpus
+from coupledqk.data.parts import Parts
 from coupledqk.data.text import PIECE, Piece
 from coupledqk.data.tokenizers import byte_tokenizer, gpt2, train_bpe
 
@@ -80,7 +81,7 @@ def test_the_hash_names_the_text_not_the_tokenizer(config, tmp_path):
 def test_what_was_prepared_is_not_prepared_again(config, tokenizer, monkeypatch):
     config = replace(config, tokenizer=tokenizer)
     first = prepare_quietly(config)
-    monkeypatch.setattr(shards, "_build", refuse)
+    monkeypatch.setattr(shards, "build", refuse)
     again = prepare_quietly(config)
     assert again.info == first.info
     assert np.array_equal(again.train, first.train)
@@ -92,7 +93,7 @@ def test_the_same_files_elsewhere_are_known_by_their_own_name(config, tmp_path, 
     moved = tmp_path / "elsewhere" / "corpus.jsonl"
     moved.parent.mkdir()
     Path(config.corpus).rename(moved)
-    monkeypatch.setattr(shards, "_build", refuse)
+    monkeypatch.setattr(shards, "build", refuse)
     assert prepare(replace(config, corpus=str(moved))).info.corpus == str(moved)
 
 
@@ -141,7 +142,7 @@ print(prepare(DataConfig(corpus={config.corpus!r}, tokenizer="bytes")).train.sum
 
 
 def test_another_process_that_was_first_is_believed(config, monkeypatch):
-    build, calls = shards._build, []
+    build, calls = shards.build, []
 
     def late(*args) -> None:
         calls.append(args)
@@ -149,7 +150,7 @@ def test_another_process_that_was_first_is_believed(config, monkeypatch):
             prepare(config)
         build(*args)
 
-    monkeypatch.setattr(shards, "_build", late)
+    monkeypatch.setattr(shards, "build", late)
     assert len(prepare_quietly(config).train) > 0
     assert len(calls) == 2
 
@@ -211,7 +212,7 @@ def test_a_large_vocabulary_takes_wider_integers(config):
     many = Tokenizer("bytes", [*few.tokens[:256], *(str(i).encode() for i in range(70_000))], few.encode_batch)
     built = Path(config.corpus).parent / "built"
     built.mkdir()
-    shards._build(shards.open_corpus(config), many, "", built, None)
+    shards.build(shards.open_corpus(config), many, built, Parts(built))
     tokens = np.fromfile(built / "train.bin", np.uint32)
     assert tokens.max() == many.end_of_text == 70_256
     assert many.decode(tokens[:20].tolist()) == TRAIN[0][:19]

@@ -1,16 +1,18 @@
 """Corpora by name or path."""
 
-import os
 import re
+import stat
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import DataConfig
 from ..errors import CoupledQKError, unknown
-from ..files import digest, sha256
+from ..files import digest
+from .cache import remembered_sha256, stamp
+from .folders import entries, expanded, find_files, require_regular, status_of
 from .hub import HUB
 from .splits import SPLITS, Stream, by_document, by_file_name
 from .text import DATA, READABLE, Piece, blocks, read, suffix
@@ -34,6 +36,8 @@ class Corpus:
     fingerprint: str
     """Known before any text is read: equal for equal files, or for one revision of a data set on the hub."""
     stream: Callable[[], Stream]
+    check_unchanged: Callable[[], None] = lambda: None
+    """Refuses files that have changed since the fingerprint was taken."""
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -42,12 +46,12 @@ def open_corpus(config: DataConfig) -> Corpus:
     if name == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         about = f"the standard library of Python {sys.version.split()[0]} without its tests"
-        return _from_files(name, about, root, _files(root, [".py"], _NOT_SOURCES), errors)
+        return _from_files(name, about, root, find_files(root, [".py"], _NOT_SOURCES), errors)
     if name not in HUB:
         return _from_files(name, "local text", *_at_path(name), errors)
     if config.data_dir is None:
         return _from_hub(name)
-    root, files = _local_copy(name, Path(config.data_dir).expanduser())
+    root, files = _local_copy(name, expanded(config.data_dir))
     if name.startswith("wikitext"):
         return _from_files(name, _wikitext_form(files, errors), root, files, errors)
     return _from_files(name, "local copy", root, files, errors, PAPER_BYTES)
@@ -55,16 +59,18 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 def _at_path(name: str) -> tuple[Path, list[Path]]:
     """The files of a local corpus: a file, a folder, or what several files' names begin with."""
-    path = Path(name).expanduser()
-    if path.is_file():
+    path = expanded(name)
+    status = status_of(path) if name else None
+    if status and stat.S_ISDIR(status.st_mode):
+        if files := find_files(path, READABLE, _HIDDEN):
+            return path, files
+        raise CoupledQKError(f"{path} holds no text: expected {', '.join(READABLE)} files, or .gz of these")
+    if status:
+        require_regular(path, status)
         if suffix(path) not in READABLE:
             raise CoupledQKError(f"{path} is none of {', '.join(READABLE)} or .gz of these: convert or rename it")
         return path.parent, [path]
-    if name and path.is_dir():
-        if files := _files(path):
-            return path, files
-        raise CoupledQKError(f"{path} holds no text: expected {', '.join(READABLE)} files, or .gz of these")
-    beside = sorted(path.parent.iterdir()) if name and path.parent.is_dir() else []
+    beside = entries(path.parent) if name and path.parent.is_dir() else []
     if files := [file for file in beside if file.name.startswith(path.name + ".") and suffix(file) in READABLE]:
         return path.parent, files
     if path.suffix or len(path.parts) > 1:
@@ -74,33 +80,25 @@ def _at_path(name: str) -> tuple[Path, list[Path]]:
 
 def _local_copy(name: str, data_dir: Path) -> tuple[Path, list[Path]]:
     """A named corpus under data_dir: a folder of that name, files whose names begin with it, or data_dir itself."""
-    if not data_dir.is_dir():
+    status = status_of(data_dir)
+    if not status or not stat.S_ISDIR(status.st_mode):
         raise CoupledQKError(f"data_dir={str(data_dir)!r}: there is no such folder")
     for folder in (data_dir / name, *sorted(data_dir.glob(f"{name}-*"))):
-        if files := _files(folder, DATA):
+        if folder.is_dir() and (files := find_files(folder, DATA, _HIDDEN)):
             return folder, files
-    files = _files(data_dir, DATA)
+    files = find_files(data_dir, DATA, _HIDDEN)
     named = [file for file in files if file.name.startswith(name)]
     if found := named or [file for file in files if file.parent == data_dir]:
         return data_dir, found
     raise CoupledQKError(f"no copy of {name} in {data_dir}: expected {data_dir / name} with {', '.join(DATA)} files")
 
 
-def _files(root: Path, suffixes: Sequence[str] = READABLE, left_out: re.Pattern[str] = _HIDDEN) -> list[Path]:
-    """The files of these formats, sorted by path, without files and folders whose names are left out."""
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not left_out.match(name)]
-        paths = (Path(folder, name) for name in names if not left_out.match(name))
-        found += [path for path in paths if suffix(path) in suffixes]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
-
-
 def _from_files(name: str, about: str, root: Path, files: list[Path], errors: str, limit: int | None = None) -> Corpus:
-    try:
-        checksums = [(file.relative_to(root).as_posix(), sha256(file)) for file in files]
-    except OSError as error:
-        raise CoupledQKError(f"cannot read {error.filename}: {error.strerror}") from None
+    stamps = list(map(stamp, files))
+    checksums = [
+        (file.relative_to(root).as_posix(), sha256)
+        for file, sha256 in zip(files, remembered_sha256(files), strict=True)
+    ]
     marked = by_file_name(files) if len(files) > 1 else {}
 
     def documents() -> Iterator[Piece]:
@@ -112,11 +110,16 @@ def _from_files(name: str, about: str, root: Path, files: list[Path], errors: st
             return by_document(documents)
         return ((split, piece) for split in SPLITS for file in marked.get(split, ()) for piece in read(file, errors))
 
+    def check_unchanged() -> None:
+        for file, before in zip(files, stamps, strict=True):
+            if stamp(file) != before:
+                raise CoupledQKError(f"{file} has changed while it was read: start again when nothing writes to it")
+
     used = sum(map(len, marked.values())) if marked else len(files)
     about += f", {used} file{'s' * (used != 1)} split by {'file name' if marked else 'document'}"
     if limit and not marked:
         about += f", {_at_most(limit)}"
-    return Corpus(name, about, digest(checksums, errors, limit), stream)
+    return Corpus(name, about, digest(checksums, errors, limit), stream, check_unchanged)
 
 
 def _from_hub(name: str) -> Corpus:

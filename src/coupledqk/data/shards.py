@@ -8,33 +8,30 @@ below it: tokens.bin, header.json.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..config import DataConfig
 from ..errors import CoupledQKError
 from ..files import digest, sha256
 from ..terminal import tokenizing
-from .cache import cache_folder, cached, read_header, write_header
+from .building import Progress, build, token_dtype
+from .cache import ALWAYS_HASHED, DamagedError, cache_folder, cached, read_header, write_header
 from .corpora import Corpus, open_corpus
-from .splits import SPLITS, Stream
-from .text import PIECE, Piece
-from .tokenizers import Tokenizer, check_ids, from_json, from_name, train_bpe
+from .parts import Parts
+from .splits import SPLITS
+from .text import PIECE
+from .tokenizers import Tokenizer, check_ids, from_json, from_name
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 """Part of every cached name. It changes when the same corpus and tokenizer would give other ids."""
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -80,40 +77,81 @@ class TokenizedCorpus:
     whole split."""
 
 
-def open_text(data: DataConfig, tokenizer: Tokenizer | None = None, progress: bool = True) -> TokenizedCorpus:
+def open_text(
+    data: DataConfig, tokenizer: Tokenizer | None = None, progress: bool = True, jobs: int | None = None
+) -> TokenizedCorpus:
     """As `prepare`, with a progress bar while the corpus is tokenized."""
     with tokenizing() if progress else nullcontext() as on_bytes:
-        return prepare(data, on_bytes, tokenizer)
+        return prepare(data, on_bytes, tokenizer, jobs)
 
 
 def prepare(
-    config: DataConfig, progress: Progress | None = None, tokenizer: Tokenizer | None = None
+    config: DataConfig, progress: Progress | None = None, tokenizer: Tokenizer | None = None, jobs: int | None = None
 ) -> TokenizedCorpus:
     """The tokenised corpus, from the cache or made now. `progress` is told the bytes of text done so far.
 
-    A given tokenizer, such as a trained run's own, takes the place of the one that the settings name.
+    A given tokenizer, such as a trained run's own, takes the place of the one that the settings name. `jobs` processes
+    tokenize, by default as many as there are cores; the result does not depend on their number. After a kill the work is
+    taken up where it was.
     """
     corpus = open_corpus(config)
     tokenizer = tokenizer or from_name(config.tokenizer)
-    name = digest(VERSION, corpus.fingerprint, tokenizer.to_json() if tokenizer else config.tokenizer)
-    folder = cache_folder() / "tokens" / name[:32]
+    folder = _folder(corpus, tokenizer, config)
+    parts = Parts(folder.with_name(f"{folder.name}.parts"))
     found = cached(
         folder,
-        lambda verify: _open(folder, corpus, verify),
-        lambda temporary: _build(corpus, tokenizer, config.tokenizer, temporary, progress),
+        lambda: _open(folder, corpus),
+        lambda temporary: build(corpus, tokenizer or config.tokenizer, temporary, parts, progress, jobs),
     )
+    shutil.rmtree(parts.folder, ignore_errors=True)
     for split, n in (("train", config.max_tokens), ("valid", config.max_valid_tokens)):
         if n is not None and n < found.info.splits[split].tokens:
             found = _first_part(found, split, n) if config.sampling == "first" else _sample(found, split, n, folder)
     return found
 
 
+def verify(config: DataConfig) -> int:
+    """Hashes the cached tokens of a corpus and its samples, whatever their size. Returns the number of bytes.
+
+    Damaged tokens raise a DamagedError, and are made again the next time they are needed.
+    """
+    corpus = open_corpus(config)
+    folder = _folder(corpus, from_name(config.tokenizer), config)
+    if not folder.exists():
+        raise CoupledQKError(
+            f"corpus {corpus.name} is not tokenized with {config.tokenizer} yet: run `coupledqk data prepare` first"
+        )
+    size = 0
+    try:
+        for place in (folder, *sorted(folder.glob("samples/*"))):
+            names = read_header(place, again=True)["checksums"]
+            size += sum((place / name).stat().st_size for name in names)
+        tokenizer = _read_tokenizer(folder)
+        for file in folder.rglob("*.bin"):
+            _check_file(file, tokenizer)
+    except CoupledQKError as damage:
+        raise DamagedError(
+            f"the cached tokens in {folder} are damaged ({damage}): `coupledqk data prepare` makes them again"
+        ) from None
+    return size
+
+
+def _folder(corpus: Corpus, tokenizer: Tokenizer | None, config: DataConfig) -> Path:
+    name = digest(VERSION, corpus.fingerprint, tokenizer.to_json() if tokenizer else config.tokenizer)
+    return cache_folder() / "tokens" / name[:32]
+
+
 def _first_part(corpus: TokenizedCorpus, split: str, n: int) -> TokenizedCorpus:
     """The first n tokens of a split. A tokenizer trained on the corpus has seen all of it, so that the perplexities of
     different parts of the training text can be compared."""
     tokens, end_of_text = getattr(corpus, split)[:n], corpus.tokenizer.end_of_text
-    n_ended = sum(int((part == end_of_text).sum()) for part in _pieces(tokens))
-    return _with_part(corpus, split, tokens, n_ended + int(tokens[-1] != end_of_text))
+    n_ended, n_bytes, content = 0, 0, hashlib.sha256()
+    for part in _pieces(tokens):
+        n_ended += int((part == end_of_text).sum())
+        n_bytes += int(corpus.tokenizer.byte_lengths[part].sum())
+        content.update(part.tobytes())
+    n_documents = n_ended + int(tokens[-1] != end_of_text)
+    return _with_part(corpus, split, tokens, n_bytes, n_documents, content.hexdigest())
 
 
 def _sample(corpus: TokenizedCorpus, split: str, n: int, folder: Path) -> TokenizedCorpus:
@@ -125,23 +163,23 @@ def _sample(corpus: TokenizedCorpus, split: str, n: int, folder: Path) -> Tokeni
 
         whole, file = corpus.info.splits[split].sha256, temporary / "tokens.bin"
         n_units = write_sample(file, getattr(corpus, split), corpus.tokenizer, whole, n)
-        write_header(temporary, {file.name: sha256(file)}, units=n_units)
+        tokens = _memory_map(file, corpus.tokenizer)
+        n_bytes = sum(int(corpus.tokenizer.byte_lengths[part].sum()) for part in _pieces(tokens))
+        write_header(temporary, {file.name: sha256(file)}, units=n_units, bytes=n_bytes)
 
-    def read(verify: bool) -> TokenizedCorpus:
-        n_units = read_header(folder, verify)["units"]
-        return _with_part(corpus, split, _memory_map(folder / "tokens.bin", corpus.tokenizer), n_units)
+    def read() -> TokenizedCorpus:
+        header = read_header(folder)
+        tokens = _memory_map(folder / "tokens.bin", corpus.tokenizer)
+        return _with_part(corpus, split, tokens, header["bytes"], header["units"], header["checksums"]["tokens.bin"])
 
     return cached(folder, read, build)
 
 
-def _with_part(corpus: TokenizedCorpus, split: str, tokens: NDArray[Any], n_documents: int) -> TokenizedCorpus:
+def _with_part(
+    corpus: TokenizedCorpus, split: str, tokens: NDArray[Any], n_bytes: int, n_documents: int, checksum: str
+) -> TokenizedCorpus:
     """The corpus with some tokens of a split in place of all."""
-    n_bytes, content = 0, hashlib.sha256()
-    for part in _pieces(tokens):
-        n_bytes += int(corpus.tokenizer.byte_lengths[part].sum())
-        content.update(part.tobytes())
-    whole = corpus.info.splits[split]
-    part = SplitInfo(n_bytes, n_documents, len(tokens), whole.sha256, content.hexdigest())
+    part = SplitInfo(n_bytes, n_documents, len(tokens), corpus.info.splits[split].sha256, checksum)
     info = replace(corpus.info, splits={**corpus.info.splits, split: part})
     return replace(corpus, **{split: tokens}, info=info)
 
@@ -150,9 +188,9 @@ def _pieces(tokens: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return (tokens[start : start + PIECE] for start in range(0, len(tokens), PIECE))
 
 
-def _open(folder: Path, corpus: Corpus, verify: bool = True) -> TokenizedCorpus:
-    header = read_header(folder, verify)
-    tokenizer = from_json((folder / "tokenizer.json").read_text())
+def _open(folder: Path, corpus: Corpus) -> TokenizedCorpus:
+    header = read_header(folder)
+    tokenizer = _read_tokenizer(folder)
     checksums = {split: header["checksums"][f"{split}.bin"] for split in SPLITS}
     splits = {split: SplitInfo(**header["splits"][split], sample_sha256=checksums[split]) for split in SPLITS}
     train, valid, test = (_memory_map(folder / f"{split}.bin", tokenizer) for split in SPLITS)
@@ -160,131 +198,25 @@ def _open(folder: Path, corpus: Corpus, verify: bool = True) -> TokenizedCorpus:
     return TokenizedCorpus(train, valid, test, tokenizer, info)
 
 
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    return from_json((folder / "tokenizer.json").read_text())
+
+
 def _memory_map(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
+    """The tokens of a file. The ids of a large one are those that were written, as its checksum says, and are not read."""
     import numpy as np
 
-    if path.stat().st_size == 0:
-        return np.empty(0, _dtype(tokenizer))
-    with path.open("rb") as file:  # what is looked at through the map would stay in memory
-        while (ids := np.fromfile(file, _dtype(tokenizer), PIECE)).size:
+    size = path.stat().st_size
+    if size == 0:
+        return np.empty(0, token_dtype(tokenizer))
+    if size <= ALWAYS_HASHED:
+        _check_file(path, tokenizer)
+    return np.memmap(path, token_dtype(tokenizer), "r")
+
+
+def _check_file(path: Path, tokenizer: Tokenizer) -> None:
+    import numpy as np
+
+    with path.open("rb") as file:  # what is looked at through a memory map would stay in memory
+        while (ids := np.fromfile(file, token_dtype(tokenizer), PIECE)).size:
             check_ids(ids, tokenizer.vocab_size)
-    return np.memmap(path, _dtype(tokenizer), "r")
-
-
-def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    import numpy as np
-
-    return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-
-
-def _build(corpus: Corpus, tokenizer: Tokenizer | None, name: str, folder: Path, progress: Progress | None) -> None:
-    if tokenizer is None:
-        tokenizer = train_bpe(name, (piece.text for split, piece in corpus.stream() if split == "train"))
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
-    with ExitStack() as files:
-        shards = {
-            split: _Shard(files.enter_context((folder / f"{split}.bin").open("wb")), tokenizer) for split in SPLITS
-        }
-        done = 0
-        for batch in _encoded(corpus, tokenizer):
-            for split, encoded in batch:
-                done += shards[split].append(encoded)
-            if progress:
-                progress(done)
-    if not done:
-        raise CoupledQKError(f"corpus {corpus.name} is empty: expected some text")
-    write_header(
-        folder,
-        {
-            "tokenizer.json": sha256(folder / "tokenizer.json"),
-            **{f"{split}.bin": shard.checksum.hexdigest() for split, shard in shards.items()},
-        },
-        corpus=corpus.name,
-        description=corpus.description,
-        splits={split: shard.info() for split, shard in shards.items()},
-    )
-
-
-class _Encoded(NamedTuple):
-    """A stretch of a document."""
-
-    text: bytes
-    ids: bytes
-    """As they are stored."""
-    ends: bool
-    """Whether the document ends with it."""
-
-
-def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[list[tuple[str, _Encoded]]]:
-    """The corpus with its token ids, in order, in batches. Threads do the work: the tokenizers' libraries run without
-    Python's lock. A few batches wait in line, so that no thread does."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    line = deque()
-    with ThreadPoolExecutor(cores) as pool:
-        for batch in _batches(corpus.stream()):
-            line.append(pool.submit(_encode, batch, tokenizer))
-            if len(line) > 2 * cores:
-                yield line.popleft().result()
-        for batch in line:
-            yield batch.result()
-
-
-def _encode(batch: list[tuple[str, Piece]], tokenizer: Tokenizer) -> list[tuple[str, _Encoded]]:
-    dtype = _dtype(tokenizer)
-    ids = tokenizer.encode_batch([piece.text for _, piece in batch])
-    return [
-        (split, _Encoded(piece.text.encode(), found.astype(dtype).tobytes(), piece.ends))
-        for (split, piece), found in zip(batch, ids, strict=True)
-    ]
-
-
-def _batches(stream: Stream) -> Iterator[list[tuple[str, Piece]]]:
-    """Short documents together, so that handing them to a thread costs little."""
-    batch, size = [], 0
-    for item in stream:
-        batch.append(item)
-        size += len(item[1].text)
-        if size >= PIECE:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-class _Shard:
-    """A split while it is written."""
-
-    def __init__(self, file: BinaryIO, tokenizer: Tokenizer) -> None:
-        self.file = file
-        self.width = _dtype(tokenizer).itemsize
-        self.end_of_text = tokenizer.end_of_text.to_bytes(self.width, "little")
-        self.content, self.checksum = hashlib.sha256(), hashlib.sha256()
-        self.bytes = self.documents = self.tokens = self.document_bytes = 0
-
-    def append(self, encoded: _Encoded) -> int:
-        """Returns the number of bytes of text."""
-        text, ids, ends = encoded
-        self.content.update(text)
-        self.document_bytes += len(text)
-        self._write(ids)
-        if ends:
-            self._write(self.end_of_text)
-            self.content.update(self.document_bytes.to_bytes(8, "little"))
-            self.bytes += self.document_bytes
-            self.documents += 1
-            self.document_bytes = 0
-        return len(text)
-
-    def _write(self, ids: bytes) -> None:
-        self.file.write(ids)
-        self.checksum.update(ids)
-        self.tokens += len(ids) // self.width
-
-    def info(self) -> dict[str, Any]:
-        """What a SplitInfo says of the whole split's text."""
-        return {
-            "bytes": self.bytes,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "sha256": self.content.hexdigest(),
-        }

@@ -2,6 +2,9 @@
 
 A file is one document, with two exceptions: in a .txt file a line holding only <|endoftext|> separates documents, and each
 line of a .jsonl file is one. Any of them may be packed with gzip.
+
+Limits keep the memory small whatever the file contains: a document without words is cut after MAX_PIECE characters, a line of
+JSON has at most MAX_LINE, and a packed file that unpacks to more than MAX_RATIO times its size is refused.
 """
 
 import codecs
@@ -11,12 +14,25 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from ..errors import CoupledQKError
+from .words import MAX_WORD, long_words
 
 PIECE = 1 << 18
-"""Characters after which a document is cut."""
+"""Characters after which a document is cut, at the end of a word."""
+
+MAX_PIECE = 1 << 20
+"""Characters after which a document is cut where no word ends."""
+
+MAX_LINE = 1 << 26
+"""Characters of a line of JSON, which is read as a whole."""
+
+MAX_RATIO = 200
+"""How many times as large as the packed file its text may be. Ordinary text packed with gzip is below 20."""
+
+_UNPACKED_FREELY = 1 << 26
+"""Bytes up to which MAX_RATIO is not looked at."""
 
 DATA = (".txt", ".jsonl", ".tokens", ".raw")
 READABLE = (*DATA, ".md", ".py")
@@ -26,6 +42,10 @@ _MARKER = re.compile(r"<\|endoftext\|>\r?\n")
 # The end of the last word that white space follows. Words and the white space before them are what byte-pair encoding starts
 # from, so a cut here changes no token.
 _LAST_WORD = re.compile(r".*\S(?=[ \n])", re.DOTALL)
+# Another place where a word ends for byte-pair encodings, in text without white space.
+_LAST_SYMBOL = re.compile(r".*(?:[^\W_](?=[^\w\s]|_)|[A-Za-z](?=[0-9]))", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MARKER_LENGTH = len("<|endoftext|>\r\n")
 
 
 class Piece(NamedTuple):
@@ -62,17 +82,30 @@ def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
                     yield Piece(document, True)
                 begun = False
         if len(rest) >= limit:
-            words = _LAST_WORD.match(rest)
-            # where there are no words, looking at each part again would take too long
-            limit = PIECE if words else 2 * len(rest)
-            if words:
-                yield Piece(words[0], False)
-                rest, begun = rest[words.end() :], True
+            cut = _place_to_cut(rest)
+            # where there is none, looking at each part again would take too long
+            limit = PIECE if cut else min(2 * len(rest), MAX_PIECE)
+            if cut:
+                yield Piece(rest[:cut], False)
+                rest, begun = rest[cut:], True
     if separated and rest.endswith("<|endoftext|>"):
         document, *after = _split(rest + "\n")
         rest = document if after else rest
     if rest or begun:
         yield Piece(rest, True)
+
+
+def _place_to_cut(text: str) -> int:
+    """Where the text can be cut without changing a token: 0 if nowhere, unless it is so long that it has to be cut."""
+    if words := _LAST_WORD.match(text):
+        return words.end()
+    end = max(0, len(text) - _MARKER_LENGTH)  # what may become a marker stays together
+    if words := _LAST_SYMBOL.match(text, 0, end):
+        return words.end()
+    if len(text) < MAX_PIECE:
+        return 0
+    *_, (start, stop) = [(0, 0), *long_words(text)]
+    return len(text) - (len(text) - start) % MAX_WORD if stop == len(text) else end // MAX_WORD * MAX_WORD
 
 
 def _split(text: str) -> Iterator[str]:
@@ -108,8 +141,15 @@ def blocks(path: Path, errors: str) -> Iterator[str]:
 def _bytes(path: Path) -> Iterator[bytes]:
     """Blocks of the unpacked file, and an empty one at the end."""
     try:
-        with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+        with path.open("rb") as packed:
+            file = cast(BinaryIO, gzip.GzipFile(fileobj=packed)) if path.suffix == ".gz" else packed
+            size = 0
             while block := file.read(PIECE):
+                size += len(block)
+                if size > max(_UNPACKED_FREELY, MAX_RATIO * packed.tell()):
+                    raise CoupledQKError(
+                        f"{path} unpacks to more than {MAX_RATIO} times its size: if it is meant to, unpack it before"
+                    )
                 yield block
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CoupledQKError(f"{path} is not a whole gzip file ({error}): copy or pack it again") from None
@@ -119,33 +159,58 @@ def _bytes(path: Path) -> Iterator[bytes]:
 
 
 def _json_lines(path: Path, errors: str) -> Iterator[str]:
-    for number, line in enumerate(_lines(blocks(path, errors)), 1):
-        if not line.strip():
+    for number, line in enumerate(_lines(path, blocks(path, errors)), 1):
+        line = (line.removeprefix("\ufeff") if number == 1 else line).strip()
+        if not line:
             continue
+        where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CoupledQKError(f"{path}, line {number}: not JSON ({error})") from None
+            row = json.loads(line, object_pairs_hook=_object, parse_constant=_no_constant)
+        except RecursionError:
+            raise CoupledQKError(f'{where}: nested too deeply; expected an object with a string "text"') from None
+        except ValueError as error:
+            raise CoupledQKError(f"{where}: not JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise CoupledQKError(
-                f'{path}, line {number}: expected an object with a string "text", got {line.strip()[:60]}'
-            )
-        yield _without_surrogates(row["text"], errors, f"{path}, line {number}")
+            shown = "".join(character if character.isprintable() else "\ufffd" for character in line[:60])
+            raise CoupledQKError(f'{where}: expected an object with a string "text", got {shown}')
+        yield _without_surrogates(row["text"], errors, where)
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name[:60]!r} is repeated")
+        found[name] = value
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _lines(path: Path, texts: Iterable[str]) -> Iterator[str]:
     rest: list[str] = []
+    size, number = 0, 1
     for text in texts:
         first, *others = text.split("\n")
         rest.append(first)
+        size += len(first)
         for other in others:
             yield "".join(rest)
-            rest = [other]
+            rest, size = [other], len(other)
+            number += 1
+        if size > MAX_LINE:
+            raise CoupledQKError(
+                f"{path}, line {number}: more than {MAX_LINE:,} characters; put such a document into a .txt file of its own"
+            )
     yield "".join(rest)
 
 
 def _without_surrogates(text: str, errors: str, where: str) -> str:
     """JSON can write half of a surrogate pair, which no encoding has a form for."""
+    if not _SURROGATE.search(text):
+        return text
     try:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", errors)
     except UnicodeDecodeError:

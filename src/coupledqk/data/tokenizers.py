@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import tokenizer_size
 from ..errors import CoupledQKError
+from .words import training_parts, word_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,8 +42,7 @@ class Tokenizer:
         self.name = name
         self.tokens = [*tokens, END_OF_TEXT.encode()]
         """The bytes of each token; those of end-of-text are for display."""
-        self.encode_batch = encode_batch
-        """Texts to arrays of ids. Threads may call it at once."""
+        self._encode_batch = encode_batch
         self._definition = definition
 
     @property
@@ -59,6 +59,14 @@ class Tokenizer:
         import numpy as np
 
         return np.array([*map(len, self.tokens[:-1]), 0])
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Texts to arrays of ids. Very long words are cut (`words`). Threads may call it at once."""
+        import numpy as np
+
+        parts = [word_parts(text) for text in texts]
+        ids = iter(self._encode_batch([part for text in parts for part in text]))
+        return [next(ids) if len(text) == 1 else np.concatenate([next(ids) for _ in text]) for text in parts]
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0].tolist()
@@ -154,7 +162,8 @@ def train_bpe(name: str, texts: Iterable[str]) -> Tokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     library.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+        (part for text in texts for part in training_parts(text)),
+        trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False),
     )
     if library.get_vocab_size() < size:
         found = library.get_vocab_size() + 1

@@ -1,0 +1,88 @@
+"""Finding the files of a corpus. What is neither a file nor a folder, or cannot be looked at, is refused by its name: it is
+neither skipped nor waited for."""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from ..errors import CoupledQKError
+from .text import suffix
+
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def find_files(root: Path, suffixes: Collection[str], left_out: re.Pattern[str]) -> list[Path]:
+    """The files of these formats, sorted by path, without files and folders whose names are left out.
+
+    Links are followed. A folder that is reached twice is refused: it may contain itself.
+    """
+    found: list[Path] = []
+    reached: dict[tuple[int, int], Path] = {}
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        status = folder.stat()
+        first = reached.setdefault((status.st_dev, status.st_ino), folder)
+        if first is not folder:
+            raise CoupledQKError(f"{folder} is the same folder as {first}: remove the link")
+        for path in entries(folder):
+            if left_out.match(path.name):
+                continue
+            status = status_of(path)
+            if status is None:
+                if suffix(path) in suffixes:
+                    raise CoupledQKError(f"{path} is a link to a file that is not there: remove it")
+            elif stat.S_ISDIR(status.st_mode):
+                waiting.append(path)
+            else:
+                require_regular(path, status)
+                found += [path] * (suffix(path) in suffixes)
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, sorted by name."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise CoupledQKError(
+            f"cannot read the folder {folder}: {error.strerror}; change its permissions, or move it out of the corpus"
+        ) from None
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """What the operating system says of a file or folder, or None if it is not there."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        circle = "; its links lead in a circle, remove one" if error.errno == errno.ELOOP else ""
+        raise CoupledQKError(f"cannot read {path}: {error.strerror}{circle}") from None
+    except ValueError as error:
+        raise CoupledQKError(f"{str(path)!r} is no path ({error}): give a file or a folder") from None
+
+
+def require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "no file")
+        raise CoupledQKError(f"{path} is {kind}: expected files of text; move it out of the corpus")
+
+
+def expanded(name: str) -> Path:
+    """The path that a user has given. Text that is not Unicode could not be written into a run's settings."""
+    try:
+        name.encode()
+        return Path(name).expanduser()
+    except UnicodeEncodeError:
+        raise CoupledQKError(f"the path {name!r} is not valid UTF-8: rename the file or folder") from None
+    except RuntimeError:
+        raise CoupledQKError(f"the path {name!r} begins with the home folder of an unknown user") from None
