@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coupledqk.dynamics import MLPForce, evolve
-from coupledqk.dynamics.fused import SCHEDULES
+from coupledqk.dynamics.methods import moves_of
 from coupledqk.provenance import machine
 
 
@@ -83,7 +83,7 @@ def forward_and_backward(
 
 def matrix_products(qkv: Tensor, force: MLPForce, method: str, n_steps: int) -> Callable[[], None]:
     """As many products of that size as the fused implementation takes, in float32 as there."""
-    moves = SCHEDULES[method](n_steps)
+    moves = moves_of(method, n_steps)
     evaluations = moves.count("force")
     # each evaluation has 2 products forward, 2 for the gradient of q and 2 for those of the weights
     n = 6 * evaluations + replayed(moves)

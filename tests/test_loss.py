@@ -68,6 +68,9 @@ def test_in_half_precision_it_is_as_good_as_the_plain_loss_under_a_large_loss_sc
 def test_a_very_unlikely_target_has_a_finite_loss() -> None:
     x, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [500.0]])
     assert linear_cross_entropy(x, weight, torch.tensor([0])).item() == 500.0
+    # beside a likely one, too
+    rows, targets = torch.ones(2, 1, requires_grad=True), torch.tensor([0, 1])
+    assert linear_cross_entropy(rows, weight, targets, "sum").item() == 500.0
 
 
 def test_without_gradients_none_are_made() -> None:

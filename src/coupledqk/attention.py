@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import registry
 from .config import AttentionConfig, head_width
-from .dynamics import build_dynamics, evolve_and_rotate, keeps_only_outputs
+from .dynamics import Static, build_dynamics, evolve_and_rotate, keeps_only_outputs
 from .errors import CoupledQKError
 from .initial import INIT_STD, Normal, global_normal
 from .layers import RMS_EPS, KVCache, QKNorm
@@ -97,7 +97,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of the tokens x, ready for the cache and for scoring."""
         self._check_input(x)
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, rotated=rope is not None)
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
         q, k = evolve_and_rotate(self.dynamics, q, k, rope)
@@ -105,18 +105,30 @@ class Attention(nn.Module):
             v = self.value_residual(v, first_values)
         return q, k, v
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotated: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads, in version 2 H counts
-        queries."""
-        if keeps_only_outputs(self.dynamics, x) and type(self.qkv) is Linear and not has_forward_hooks(self.qkv):
-            # in memory of its own: a view would keep the projected q and k alive, which the backward pass rebuilds
-            *qk_sizes, v_size = self.split_sizes
+        queries. `rotated` says that RoPE follows."""
+        *qk_sizes, v_size = self.split_sizes
+        if self._projects_v_apart(x, rotated):
             qk_weight, v_weight = self.qkv.weight.split([sum(qk_sizes), v_size])
-            parts = (*linear(x, qk_weight).split(qk_sizes, dim=-1), linear(x, v_weight))
+            q, k = self._heads(linear(x, qk_weight), qk_sizes)
+            (v,) = self._heads(linear(x, v_weight), [v_size])
         else:
-            parts = self.qkv(x).split(self.split_sizes, dim=-1)
-        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in parts)
+            q, k, v = self._heads(self.qkv(x), self.split_sizes)
         return q, k, v
+
+    def _heads(self, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        return x.view(*x.shape[:-1], -1, self.width).split([size // self.width for size in sizes], dim=2)
+
+    def _projects_v_apart(self, x: Tensor, rotated: bool) -> bool:
+        """Whether v is worth memory of its own: a view of a joint projection keeps the projected q and k alive, which the
+        backward pass does not need if it rebuilds them, or if they are rotated and nothing else is done to them."""
+        if type(self.qkv) is not Linear or has_forward_hooks(self.qkv):
+            return False
+        if rotated and self.qk_norm is None and isinstance(self.dynamics, Static):
+            cheap = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+            return torch.is_grad_enabled() and cheap
+        return keeps_only_outputs(self.dynamics, x)
 
     def _visible(self, mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:
         """The mask and the `causal` flag for scoring; the flag is the kernel's own triangle, which needs T = S."""

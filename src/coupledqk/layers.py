@@ -1,4 +1,10 @@
-"""The parts around attention: normalisation, SwiGLU, rotary positions, the key-value cache."""
+"""The parts around attention: normalisation, SwiGLU, the key-value cache.
+
+RMSNorm and SwiGLU have a plain definition and a lean form. The lean form is an operator with a backward pass written by hand,
+which keeps little and takes few passes over memory; a second derivative goes through the plain one.
+"""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +12,8 @@ from torch import Tensor, nn
 
 from .errors import CoupledQKError
 from .initial import INIT_STD, Normal, global_normal
-from .linear import Linear
+from .linear import Linear, is_single_row
+from .torch_internals import inside_torch_func
 
 RMS_EPS = 1e-6
 
@@ -21,8 +28,64 @@ class RMSNorm(nn.RMSNorm):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        # under autocast x may be in half precision; the fused kernel asks for one dtype and sums in float32
-        return torch.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return rms_norm(x, self.weight, RMS_EPS)
+
+
+def plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight ⊙ x / √(mean(x²) + ε) of each row: one kernel on a GPU, some ten operators on a CPU."""
+    # under autocast x may be in half precision; the kernel asks for one dtype and sums in float32
+    return torch.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if not x.is_cpu or x.dtype not in (torch.float32, torch.float64) or x.dtype != weight.dtype or not can_be_lean():
+        return plain_rms_norm(x, weight, eps)
+    if torch.is_grad_enabled():
+        return _LeanRMSNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
+    if is_single_row(x):
+        row = x.flatten()
+        return (x * weight).mul_((float(row.dot(row)) / len(row) + eps) ** -0.5)
+    return (x * inverse_rms(x, eps)).mul_(weight)
+
+
+def can_be_lean() -> bool:
+    """The compiler fuses the plain definitions by itself, and transformations of torch.func need them."""
+    return not torch.compiler.is_compiling() and not inside_torch_func()
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / √(mean(x²) + ε) of each row, (..., 1)."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+class _LeanRMSNorm(torch.autograd.Function):
+    """`plain_rms_norm` that keeps its input and a number for each row; three passes forward and six backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = inverse_rms(x, eps)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        (grad,) = grads
+        if torch.is_grad_enabled():
+            return *again(lambda x, weight: plain_rms_norm(x, weight, ctx.eps), (x, weight), grad), None
+        d = x.shape[-1]
+        product = (grad * x).reshape(-1, d)
+        weight_grad = torch.mv(product.T, scale.flatten())
+        # s (w g) − x s³ mean(w g x), with s the scale of the row
+        share = torch.mv(product, weight).view(scale.shape).mul_(scale.pow(3)).div_(d)
+        x_grad = torch.mul(grad, weight, out=product.view(x.shape)).mul_(scale).addcmul_(x, share, value=-1)
+        return x_grad, weight_grad, None
+
+
+def again(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of a function, themselves differentiable."""
+    return torch.autograd.grad(function(*inputs), inputs, grad, create_graph=True)
 
 
 class QKNorm(nn.Module):
@@ -63,7 +126,7 @@ def plain_swiglu(gate_up: Tensor) -> Tensor:
 
 
 class _LeanSwiGLU(torch.autograd.Function):
-    """`plain_swiglu` that keeps only its input for the backward pass, not silu(gate) besides."""
+    """`plain_swiglu` that keeps only its input for the backward pass, which takes four passes."""
 
     @staticmethod
     def forward(ctx, gate_up: Tensor) -> Tensor:
@@ -72,16 +135,20 @@ class _LeanSwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> Tensor:
-        (grad,) = grads
-        gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        slope = torch.lerp(silu, torch.ones_like(silu), sigmoid)  # silu' = silu + σ (1 − silu)
-        return torch.cat((grad * up * slope, grad * silu), dim=-1)
+        (grad,), (gate_up,) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return again(plain_swiglu, (gate_up,), grad)[0]
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate_up_grad = torch.empty_like(gate_up)
+        gate_grad, up_grad = gate_up_grad.chunk(2, dim=-1)
+        torch.mul(grad, up, out=gate_grad)
+        torch.ops.aten.silu_backward.grad_input(gate_grad, gate, grad_input=gate_grad)
+        torch.ops.aten.silu.out(gate, out=up_grad).mul_(grad)
+        return gate_up_grad
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not can_be_lean():
         return plain_swiglu(gate_up)
     return _LeanSwiGLU.apply(gate_up)  # pyright: ignore[reportReturnType]
 
@@ -107,6 +174,7 @@ class KVCache:
             )
         if start == 0:
             self.k, self.v = (x.new_empty(x.shape[0], self.capacity, *x.shape[2:]) for x in (k, v))
-        self.k[:, start:end], self.v[:, start:end] = k, v
+        self.k.narrow(1, start, end - start).copy_(k)
+        self.v.narrow(1, start, end - start).copy_(v)
         self.length = end
-        return self.k[:, :end], self.v[:, :end]
+        return self.k.narrow(1, 0, end), self.v.narrow(1, 0, end)

@@ -26,12 +26,17 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return split_rows(x, weight) if worth_splitting(x, weight) else F.linear(x, weight)
 
 
+def is_single_row(x: Tensor) -> bool:
+    return x.numel() == x.shape[-1]
+
+
 def worth_splitting(x: Tensor, weight: Tensor) -> bool:
     """Whether x is a single row to be multiplied now, in float32 and without gradients, by a large matrix on a CPU."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+    if not is_single_row(x) or weight.numel() < WORTH_SPLITTING or torch.is_grad_enabled():
         return False
-    one_row = x.numel() == x.shape[-1] and weight.numel() >= WORTH_SPLITTING
-    return one_row and x.is_cpu and x.dtype == weight.dtype == torch.float32
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        return False
+    return x.is_cpu and x.dtype == weight.dtype == torch.float32
 
 
 def split_rows(x: Tensor, weight: Tensor) -> Tensor:
@@ -40,7 +45,7 @@ def split_rows(x: Tensor, weight: Tensor) -> Tensor:
     rest = n % hands
     # the row as (hands, d, 1) with unit stride along d: as a strided column, the product takes four times as long
     row = x.contiguous().as_strided((hands, d, 1), (0, 1, d))
-    out = torch.bmm((weight[: n - rest] if rest else weight).view(hands, n // hands, d), row).view(-1)
+    out = torch.bmm((weight[: n - rest] if rest else weight).view(hands, n // hands, d), row)
     if rest:
-        out = torch.cat((out, torch.mv(weight[-rest:], x.reshape(d))))
+        out = torch.cat((out.view(-1), torch.mv(weight[-rest:], x.reshape(d))))
     return out.view(*x.shape[:-1], n)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..rope import rotate
+from ..rope import rotate, rotate_back
 from .methods import moves_of
 from .operators import dtype_of_sums, set_backward
 
@@ -124,7 +124,7 @@ def fused_dynamics_backward(
         if cos is not None and sin is not None:
             grad_q, grad_k = rotate(grad_q, cos, -sin), rotate(grad_k, cos, -sin)
             if rebuilding:
-                q, k = rotate(q, cos, -sin), rotate(k, cos, -sin)
+                q, k = rotate_back(q, cos, sin), rotate_back(k, cos, sin)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
         new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()
