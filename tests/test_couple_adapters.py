@@ -146,6 +146,33 @@ def test_a_peft_adapter_is_refused_by_a_model_that_is_coupled_otherwise(tmp_path
         couple(fresh()).load_adapter(str(tmp_path))
 
 
+def frozen_coupling(seed: int) -> Any:
+    """LoRA on a model with a trained coupling, which PEFT freezes because `modules_to_save` does not name it."""
+    peft: Any = pytest.importorskip("peft")
+    model = coupled()
+    generator = torch.Generator().manual_seed(seed)
+    for gate in (parameter for name, parameter in model.named_parameters() if name.endswith("coupling.gate")):
+        gate.data = torch.randn(gate.shape, generator=generator)
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False)).eval()
+
+
+def test_an_adapter_carries_the_coupling_that_it_was_trained_with_even_if_frozen(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    model, ids = frozen_coupling(0), tokens(2, 9)
+    assert not any(".coupling." in name for name, p in model.named_parameters() if p.requires_grad)
+    model.save_pretrained(tmp_path / "one")
+    loaded = peft.PeftModel.from_pretrained(couple(fresh()), tmp_path / "one").eval()
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    by_transformers = couple(fresh())
+    by_transformers.load_adapter(str(tmp_path / "one"))
+    assert torch.equal(logits(by_transformers, ids), logits(model, ids))
+    with pytest.raises(CoupledQKError, match=r"the adapter has weights of a coupling .* couple the model"):
+        peft.PeftModel.from_pretrained(fresh(), tmp_path / "one")
+    frozen_coupling(1).save_pretrained(tmp_path / "other")
+    with pytest.raises(CoupledQKError, match="trained with another coupling than the one that is loaded already"):
+        loaded.load_adapter(tmp_path / "other", "other")
+
+
 def test_transformers_own_load_adapter_loads_a_coupling(tmp_path: Path) -> None:
     expected = logits(saved_lora(tmp_path), tokens(2, 9))
     model = couple(fresh())
@@ -312,17 +339,3 @@ def test_a_checkpoint_saved_before_settings_were_recorded_is_loaded(tmp_path: Pa
     loaded = load_coupled(tmp_path)
     assert torch.equal(logits(loaded, ids), logits(model, ids))
     assert all(map(torch.equal, loaded.state_dict().values(), model.state_dict().values()))
-
-
-def test_an_offloaded_model_is_coupled_where_it_computes() -> None:
-    accelerate: Any = pytest.importorskip("accelerate")
-    model, ids = fresh(), tokens(2, 9)
-    before = logits(model, ids)
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    assert model.model.layers[0].self_attn.q_proj.weight.is_meta
-    couple(model, verify="always")
-    assert torch.equal(logits(model, ids), before)
-    wake(model)
-    torch.testing.assert_close(logits(model, ids), logits(coupled(), ids))
-    uncouple(model)
-    assert torch.equal(logits(model, ids), before)

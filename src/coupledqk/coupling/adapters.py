@@ -26,7 +26,8 @@ def save_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> None
 
     modules = require_coupled(model)
     dynamics = next(iter(modules.values())).coupling_dynamics
-    tensors = _tensors({name: module.coupling for name, module in modules.items()})
+    with torch.no_grad():
+        tensors = _tensors({name: module.coupling for name, module in modules.items()})
     with atomic_path(Path(folder) / WEIGHTS) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     table = {"model_type": model.config.model_type, **to_table(dynamics)}
@@ -102,9 +103,22 @@ def _tensors(couplings: dict[str, nn.Module]) -> dict[str, Tensor]:
     return {
         f"{layer}.coupling.{name}": tensor
         for layer, coupling in couplings.items()
-        for name, tensor in coupling.state_dict().items()
+        for name, tensor in _state_dict(coupling).items()
         if name != BUFFER
     }
+
+
+def _state_dict(coupling: nn.Module) -> dict[str, Tensor]:
+    """Also of a coupling whose weights accelerate has offloaded."""
+    if not any(parameter.is_meta for parameter in coupling.parameters()):
+        return coupling.state_dict()
+    from accelerate.utils import align_module_device
+
+    found = {}
+    for path, module in coupling.named_modules():
+        with align_module_device(module, "cpu"):
+            found |= {f"{path}.{name}".lstrip("."): p.clone() for name, p in module.named_parameters(recurse=False)}
+    return found
 
 
 @torch.no_grad()

@@ -106,7 +106,7 @@ def build_couplings(
     for name, module in modules.items():
         coupling = build_dynamics(dynamics, *head_shape(module))
         record(coupling, dynamics)
-        couplings[name] = coupling.to(_device(module), _dtype(model)).train(module.training)
+        couplings[name] = coupling.to(_device(module, model), _dtype(model)).train(module.training)
     return couplings
 
 
@@ -164,11 +164,11 @@ def change_class(module: Any, kind: type[nn.Module]) -> None:
             setattr(module, name, types.MethodType(kind.forward, module))
 
 
-def _device(module: nn.Module) -> torch.device:
-    """Where the module computes, which for offloaded weights is not where they are kept."""
+def _device(module: nn.Module, model: "PreTrainedModel") -> torch.device:
+    """Where the module computes, which for offloaded weights is not where they are kept; quantized ones may be hidden."""
     hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
     devices = [device for hook in hooks if (device := getattr(hook, "execution_device", None)) is not None]
-    return torch.device(devices[0]) if devices else next(p.device for p in module.parameters() if p.ndim > 1)
+    return torch.device(devices[0]) if devices else next((p.device for p in module.parameters()), model.device)
 
 
 def _dtype(model: "PreTrainedModel") -> torch.dtype:

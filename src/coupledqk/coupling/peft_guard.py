@@ -1,4 +1,7 @@
-"""PEFT drops weights for which a model has no place. Guarded, it refuses adapters whose coupling the model does not have."""
+"""PEFT drops weights for which a model has no place, and saves no frozen ones.
+
+Guarded, it saves the coupling of the model with every adapter, and refuses adapters whose coupling the model does not have.
+"""
 
 import functools
 import importlib.abc
@@ -6,6 +9,7 @@ import importlib.util
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import CoupledQKError
@@ -30,6 +34,30 @@ def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
             )
         if parameter == BUFFER:
             check_same(recorded(tensor, name), modules[_plain(layer)].coupling_dynamics, "the adapter")
+
+
+def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of couplings that are not in the adapter, where PEFT has frozen them: without `modules_to_save`."""
+    prefixes = tuple(f"{name}{_INFIX}" for name in coupled_modules(model))
+    has = {_plain(name).partition(_INFIX)[0] for name in saved if _INFIX in name}
+    return {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name.startswith(prefixes) and _plain(name).partition(_INFIX)[0] not in has
+    }
+
+
+def check_other_adapters(model: Any, weights: dict[str, Tensor]) -> None:
+    """A coupling outside of `modules_to_save` is the model's, whatever adapter is active: all adapters must have the same."""
+    if len(getattr(model, "peft_config", ())) < 2:
+        return
+    own = model.state_dict()
+    for name, tensor in weights.items():
+        if _INFIX in name and name in own and not torch.equal(tensor.to(own[name]), own[name]):
+            raise CoupledQKError(
+                f"the adapter was trained with another coupling than the one that is loaded already ({name} differs): load it "
+                "into a model of its own"
+            )
 
 
 def guard_load_adapter() -> None:
@@ -75,10 +103,19 @@ def _guard(peft_model: Any) -> None:
     @functools.wraps(load)
     def set_peft_model_state_dict(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         check_adapter(model, weights)
+        check_other_adapters(model, weights)
         return load(model, weights, *args, **kwargs)
+
+    collect = peft_model.get_peft_model_state_dict
+
+    @functools.wraps(collect)
+    def get_peft_model_state_dict(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        saved = collect(model, *args, **kwargs)
+        return saved | frozen_couplings(model, saved)
 
     set_peft_model_state_dict.guards_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
     peft_model.set_peft_model_state_dict = set_peft_model_state_dict
+    peft_model.get_peft_model_state_dict = get_peft_model_state_dict
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

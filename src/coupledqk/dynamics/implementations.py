@@ -50,7 +50,7 @@ def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
     """What keeps all fast implementations from being used."""
     if not isinstance(force, MLPForce) or type(force).forward is not MLPForce.forward:
         return f"{getattr(force, '__name__', type(force).__name__)} as force (it needs an MLPForce)"
-    if has_forward_hooks(force):
+    if has_forward_hooks(force) or "forward" in vars(force):  # accelerate replaces it, to bring offloaded weights back
         return "hooks on the force, which it never calls"
     if METHODS[method].moves is None:
         return f"method {method!r} (it needs one of {', '.join(name for name, m in METHODS.items() if m.moves)})"
