@@ -340,10 +340,8 @@ def test_a_loss_that_is_no_number_is_neither_drawn_nor_best(tmp_path: Path) -> N
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "euler")
-    info = json.loads((run / "info.json").read_text())
-    (run / "info.json").write_text(
-        json.dumps({**info, "name": HOSTILE, "variant": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}})
-    )
+    folder = RunFolder(run)
+    folder.write_json("info.json", {**folder.info, "name": HOSTILE, "variant": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}})
     write_page([run], tmp_path / "report.html", HOSTILE, [HOSTILE], [Sample(HOSTILE, HOSTILE, HOSTILE)])
     page = (tmp_path / "report.html").read_text("utf-8")
     assert len(re.findall("<script", page)) == 1, "the page's own"

@@ -1,64 +1,224 @@
-"""Writing that survives a crash, and checksums. Torch-free."""
+"""The one place where files are read and written: whole or not at all, within limits, with errors in one line. Torch-free.
 
+What can go wrong with a file is a `FileError` that says what to do: no space, no permission, a name that is too long, a file
+where a folder is expected, too many open files, no memory, text that is not UTF-8, a size beyond the limit.
+"""
+
+import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 from .errors import CoupledQKError
+from .schema import parse_json, parse_toml
+
+LARGEST = 1 << 28
+"""Bytes of a file that is read as a whole, unless the reader says otherwise."""
+
+PathLike = str | os.PathLike[str]
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
+class FileError(CoupledQKError):
+    """A file cannot be read or written. The message says why and what to do."""
+
+
+def read_bytes(path: PathLike, largest: int = LARGEST) -> bytes:
+    """The content of a regular file of at most `largest` bytes."""
+    with file_errors(path, "read"):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            kind = "a folder" if os.path.isdir(path) else "not a regular file"
+            raise FileError(f"cannot read {path}: it is {kind}; name a file")
+        with open(path, "rb") as file:
+            content = file.read(largest + 1)
+    if len(content) > largest:
+        raise FileError(
+            f"cannot read {path}: it has more than {largest:,} bytes, which is too much for a file of its kind"
+        )
+    return content
+
+
+def read_text(path: PathLike, largest: int = LARGEST) -> str:
+    """The content of a file of UTF-8 text."""
+    content = read_bytes(path, largest)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FileError(
+            f"cannot read {path}: byte {error.start} (line {line}) is not UTF-8; restore the file, or save it as UTF-8"
+        ) from None
+
+
+def read_json(path: PathLike, advice: str, largest: int = LARGEST) -> Any:
+    """The value in a JSON file. `advice` is what the user can do if it is damaged."""
+    try:
+        return parse_json(read_text(path, largest))
+    except FileError:
+        raise
+    except CoupledQKError as error:
+        raise FileError(f"{path} is damaged ({error}): {advice}") from None
+
+
+def read_toml(path: PathLike, largest: int = LARGEST) -> dict[str, Any]:
+    """The table in a TOML file."""
+    try:
+        return parse_toml(read_text(path, largest))
+    except FileError:
+        raise
+    except CoupledQKError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def write_atomic(path: PathLike, data: bytes | str) -> None:
     """Writes a whole file: after a crash at any instant it holds the old content or the new one, never a part."""
+    try:
+        content = data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError as error:
+        raise FileError(f"cannot write {path}: its text is not Unicode ({error}); use other names") from None
     with atomic_path(path) as temporary:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        temporary.write_bytes(content)
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: PathLike, replace: bool = False) -> Iterator[Path]:
     """Yields a temporary sibling of `path` to write a file or a folder at; a clean exit brings it to disk under `path`.
 
-    A file replaces the one that is there. A folder does not: if `path` is a folder already, FileExistsError is raised.
-    After an error `path` is as it was and the temporary is gone.
+    A file replaces the one that is there. A folder does not, and FileExistsError is raised if `path` is one already; with
+    `replace` it does: the old folder is under the name `path`~ for the instant between two renamings. After an error `path`
+    is as it was and the temporary is gone. What a killed process has left of earlier attempts is removed.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with file_errors(path, "write"):
+        if not path.name:
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        for written in [*temporary.rglob("*"), temporary]:
-            _flush(written)
-        if temporary.is_dir() and path.exists():
-            raise FileExistsError(errno.EEXIST, "the folder exists already", str(path))
-        os.replace(temporary, path)
-        _flush(path.parent)
-    except OSError as error:
-        if error.errno == errno.ENOTEMPTY:  # another process made the folder after we looked
-            raise FileExistsError(errno.EEXIST, "the folder exists already", str(path)) from None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _full(path) from error
-        raise
+        _remove_leftovers(path.parent, f".{path.name[:_KEPT]}.")
+    temporary = temporary_name(path)
+    try:
+        with file_errors(path, "write"):
+            yield temporary
+            for written in [*temporary.rglob("*"), temporary]:
+                _flush(written)
+            if temporary.is_dir() and path.exists():
+                if not replace:
+                    raise _ExistsError
+                _set_aside(path)
+            try:
+                os.replace(temporary, path)
+            except OSError as error:
+                if error.errno == errno.ENOTEMPTY:  # another process made the folder after we looked
+                    raise _ExistsError from None
+                raise
+            _flush(path.parent)
+        _discard(_aside(path))
+    except _ExistsError:
+        raise FileExistsError(errno.EEXIST, "the folder exists already", str(path)) from None
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _discard(temporary)
 
 
-def sha256(path: str | os.PathLike[str]) -> str:
+class _ExistsError(Exception):
+    """The folder that was to be written exists."""
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name[:250]}~")
+
+
+def _set_aside(path: Path) -> None:
+    _discard(_aside(path))
+    os.replace(path, _aside(path))
+
+
+def make_folder(path: PathLike) -> None:
+    """Makes a folder and those above it, unless they are there."""
+    with file_errors(path, "write"):
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder. A crash in between leaves it whole, or a temporary that `remove_leftovers` removes."""
+    with file_errors(path, "remove"):
+        gone = temporary_name(path)
+        os.replace(path, gone)
+        shutil.rmtree(gone)
+
+
+def sha256(path: PathLike) -> str:
     """The checksum of a file, in hexadecimal."""
-    with open(path, "rb") as file:
+    with file_errors(path, "read"), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(*values: object) -> str:
     """A checksum of plain values: numbers, strings, lists and dictionaries of them."""
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+_KEPT = 50
+"""Characters of a name that its temporaries begin with, so that they are not too long where the name is not."""
+_TEMPORARY = re.compile(r"\..*\.(?P<place>[0-9a-f]{8})-(?P<process>[0-9]+)-[0-9a-f]{8}\.tmp", re.DOTALL)
+
+
+def temporary_name(path: Path) -> Path:
+    """A sibling of `path` that nobody else has. Its name tells which process on which machine has made it."""
+    return path.with_name(f".{path.name[:_KEPT]}.{_place()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the temporaries in a folder whose writers have died on this machine."""
+    if folder.is_dir():
+        with file_errors(folder, "read"):
+            _remove_leftovers(folder, ".")
+
+
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    for name in os.listdir(folder):
+        made = _TEMPORARY.fullmatch(name) if name.startswith(prefix) else None
+        if made and made["place"] == _place() and not _is_alive(int(made["process"])):
+            _discard(folder / name)
+
+
+@functools.cache
+def _place() -> str:
+    """Names the processes among which a number means one process: those of a machine, or of a container on it."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return hashlib.sha256(f"{socket.gethostname()}:{namespace}".encode()).hexdigest()[:8]
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":
+        return True  # asking would end it
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
+
+
+def _discard(path: Path) -> None:
+    """Removes a file or a folder, as far as possible: what is left is removed by the next process that writes there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
@@ -71,8 +231,61 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _full(path: Path) -> CoupledQKError:
-    free = shutil.disk_usage(path.parent).free / 1e6
-    return CoupledQKError(
-        f"no space left to write {path} ({free:.1f} MB free there): make room and start again; nothing saved before was harmed"
+@contextmanager
+def file_errors(path: PathLike, verb: Literal["read", "write", "remove"]) -> Iterator[None]:
+    """Turns what the operating system says about a file into a FileError that says what to do."""
+    if not _is_name(os.fspath(path)):
+        raise FileError(f"cannot {verb} {os.fspath(path)!r}: no file can have this name; choose another one")
+    try:
+        yield
+    except OSError as error:
+        raise _explained(path, verb, error) from error
+    except MemoryError as error:
+        raise FileError(f"cannot {verb} {path}: out of memory; close other programs, or use a smaller model") from error
+
+
+def _is_name(path: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+_ADVICE = {
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+    errno.ENOTDIR: "a file is where a folder is expected; choose another place",
+    errno.EEXIST: "a file is where a folder is expected; choose another place",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.EMFILE: "too many files are open; raise the limit with `ulimit -n`",
+    errno.ENFILE: "too many files are open on this machine; close other programs",
+    errno.ENOMEM: "out of memory; close other programs",
+    errno.EFBIG: "the file would be larger than allowed; raise the limit with `ulimit -f`, or use another file system",
+    errno.EIO: "the device reports an error; check the disk, and copy what is on it",
+    errno.ELOOP: "its symbolic links lead in a circle; remove one of them",
+    errno.ENOENT: "there is no such file or folder; check the name",
+}
+
+
+def _explained(path: PathLike, verb: str, error: OSError) -> FileError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return no_space(path)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return FileError(f"no permission to {verb} {path}: change its permissions, or choose another place")
+    if error.errno is None:  # by a library, which has no more to say than its message
+        return FileError(f"cannot {verb} {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+    advice = _ADVICE.get(
+        error.errno, f"{(error.strerror or 'unknown error').lower()}; check the place, or choose another"
     )
+    return FileError(f"cannot {verb} {path}: {advice}")
+
+
+def no_space(path: PathLike) -> FileError:
+    """The error for a disk that is full."""
+    place = Path(path).parent
+    with contextlib.suppress(OSError):
+        return FileError(
+            f"no space left to write {path} ({shutil.disk_usage(place).free / 1e6:.1f} MB free there): make room and start "
+            "again; nothing saved before was harmed"
+        )
+    return FileError(f"no space left to write {path}: make room and start again; nothing saved before was harmed")

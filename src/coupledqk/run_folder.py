@@ -9,23 +9,39 @@ result.json      best and final validation, written when the run is finished; of
 tokenizer.json   what is needed to encode and decode text
 checkpoints/     step-0001000/ ... and best-0001000/
 lock/            which process is training it (`lease.py`)
+
+Each of these files holds a checksum of its content (`sealed.py`; checkpoints have a file of checksums), so that damage is
+found when it is read. Folders from before there were checksums can be read too.
 """
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from . import lease
-from .config import DataConfig, RunConfig, RuntimeConfig, SentenceConfig, identity, text_of
+from .config import DataConfig, RunConfig, RuntimeConfig, SentenceConfig, TrainConfig, identity, text_of
 from .errors import CoupledQKError
-from .files import write_atomic
-from .schema import flat, from_toml, leaves, to_toml
+from .files import FileError, file_errors, make_folder, remove_leftovers, write_atomic
+from .schema import decode, flat, from_toml, leaves, to_toml
+from .sealed import Log, log_lines, read_sealed_json, read_sealed_toml, write_json, write_toml
 from .variants import VARIANTS
+
+LOGS = ("metrics.jsonl", "timing.jsonl")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """How far the logs of a run are whole."""
+
+    until: float
+    """The last step of which all records are there; infinite if nothing is missing."""
+    fault: str | None = None
+    """What is wrong after it."""
 
 
 class RunFolder:
@@ -48,21 +64,24 @@ class RunFolder:
     def create(self, config: RunConfig) -> None:
         """Makes the folder, or takes it over as it was left, with what `runtime` says now."""
         self.refuse_other(config)
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path / "config.toml", to_toml(config))
+        make_folder(self.path)
+        for folder in (self.path, self.path / "checkpoints"):
+            remove_leftovers(folder)
+        write_toml(self.path / "config.toml", to_toml(config))
         self.__dict__.pop("config", None)
 
     @cached_property
     def config(self) -> RunConfig:
+        text = read_sealed_toml(self.path / "config.toml")
         try:
-            return from_toml(RunConfig, (self.path / "config.toml").read_text())
+            return from_toml(RunConfig, text)
         except CoupledQKError as error:
             raise CoupledQKError(f"{self.path / 'config.toml'}: {error}") from None
 
     @property
     def info(self) -> dict[str, Any]:
         """Empty until the run is started. "starts" has an entry for the first start and for each resume."""
-        info = self._json("info.json")
+        info = self.read_json("info.json", "move it away; resuming the run writes it again")
         if info and "starts" not in info:  # written before every start was kept
             info["starts"] = [{key: info.pop(key, None) for key in ("started", "commit", "versions", "machine")}]
         return info
@@ -70,18 +89,63 @@ class RunFolder:
     @property
     def result(self) -> dict[str, Any]:
         """Empty until the run is finished."""
-        return self._json("result.json")
+        result = self._result()
+        result.pop("logs", None)
+        return result
 
-    def write_json(self, name: Literal["info.json", "result.json"], data: dict[str, Any]) -> None:
-        write_atomic(self.path / name, json.dumps(data, indent=2) + "\n")
+    def read_json(self, name: str, advice: str) -> dict[str, Any]:
+        """A file of the folder, checked; empty if there is none. `advice` is what the user can do if it is damaged."""
+        path = self.path / name
+        if not path.is_file():
+            return {}
+        data = read_sealed_json(path, advice)
+        for key, hint in _SHAPES.get(name, {}).items():
+            try:
+                decode(hint, data.get(key), key)
+            except CoupledQKError as error:
+                raise FileError(f"{path} is damaged ({error}): {advice}") from None
+        return data
+
+    def write_json(self, name: str, data: dict[str, Any]) -> None:
+        """Writes a file of the folder. The result is written last: it names the logs that it was computed from."""
+        if name == "result.json":
+            logs = {log: Log.read(self.path / log) for log in LOGS}
+            data = {**data, "logs": {log: found.crc for log, found in logs.items() if found.sealed}}
+        write_json(self.path / name, data, indent=None if name == "tokenizer.json" else 2)
 
     def metrics(self, kind: Literal["train", "valid"] | None = None) -> list[dict[str, Any]]:
         """The logged values of training, of validation, or of both in the order in which they were logged."""
-        records = read_jsonl(self.path / "metrics.jsonl")
-        return [record for record in records if kind is None or record["kind"] == kind]
+        return [record for record in self._read_log("metrics.jsonl") if kind is None or record["kind"] == kind]
 
     def timings(self) -> list[dict[str, Any]]:
-        return list(read_jsonl(self.path / "timing.jsonl"))
+        return self._read_log("timing.jsonl")
+
+    def _read_log(self, name: str) -> list[dict[str, Any]]:
+        """A last line that has no end is left out, unless the run is finished: its writer was killed or is writing it."""
+        result, log = self._result(), _read_log(self.path / name)
+        fault = log.fault if result or not log.torn else None
+        if fault is None and name in result.get("logs", {}) and log.crc != result["logs"][name]:
+            fault = f"{self.path / name} is damaged (it is not the log that result.json was computed from)"
+        if fault:
+            raise FileError(
+                f"{fault}: restore the file, or resume the run with `coupledqk train --resume {self.path}`, which computes "
+                "it again from the newest checkpoint before the damage"
+            )
+        return log.records
+
+    def _result(self) -> dict[str, Any]:
+        return self.read_json("result.json", "move it away; resuming the run writes it again")
+
+    def whole(self) -> Whole:
+        """How far the logs are whole. What training has to compute again begins after it."""
+        found = [Whole(float("inf"))]
+        finished = self._result().get("logs", {})
+        for name in LOGS:
+            log = _read_log(self.path / name)
+            if log.fault or log.sealed or name in finished:
+                last = _last_whole_step(log, _expected(self.config.train, name == "metrics.jsonl"))
+                found.append(Whole(last, log.fault or f"{self.path / name} has no record after step {last}"))
+        return min(found, key=lambda each: each.until)
 
     @property
     def status(self) -> Literal["finished", "running", "interrupted"]:
@@ -92,7 +156,8 @@ class RunFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process at a time writes to a run, on all machines that share its disk. Heartbeats show that it lives."""
-        held = lease.acquire(self._lock_path)
+        with file_errors(self.path, "write"):
+            held = lease.acquire(self._lock_path)
         if held is None:
             raise CoupledQKError(f"another process is training into {self.path}: wait for it, or choose another --out")
         with held:
@@ -113,11 +178,12 @@ class RunFolder:
             self._lease.verify()
 
     def cut_logs(self, step: int) -> None:
-        """Forgets what was logged after `step`: it will be computed again."""
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            path = self.path / name
-            kept = [record for record in read_jsonl(path) if record["step"] <= step]
-            write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+        """Forgets what was logged after `step`, and the result: both will be computed again."""
+        for name in LOGS:
+            kept = [record for record in _read_log(self.path / name).records if record["step"] <= step]
+            write_atomic(self.path / name, log_lines(kept)[0])
+        with file_errors(self.path / "result.json", "remove"):
+            (self.path / "result.json").unlink(missing_ok=True)
 
     def refuse_other(self, config: RunConfig) -> None:
         """Raises if the folder holds something else than a run that computes what `config` computes."""
@@ -125,7 +191,7 @@ class RunFolder:
             if self.path.is_dir() and any(child.name != "lock" for child in self.path.iterdir()):
                 raise CoupledQKError(f"{self.path} exists and is not a run folder: choose another --out")
             return
-        if identity(config) == identity(self.config):
+        if self._is_damaged(config) or identity(config) == identity(self.config):
             return
         ours, theirs = flat(dataclasses.asdict(self.config)), flat(dataclasses.asdict(config))
         changed = [
@@ -137,30 +203,68 @@ class RunFolder:
             f"{self.path} holds another run; different are {', '.join(changed)}: choose another --out, or the same settings"
         )
 
+    def _is_damaged(self, config: RunConfig) -> bool:
+        """Whether config.toml is damaged and can be written again, since info.json says that it described the same run."""
+        try:
+            return not self.config
+        except CoupledQKError:
+            if self.info.get("identity") == identity(config):
+                return True
+            raise
+
     @property
     def _lock_path(self) -> Path:
         return self.path / "lock"
 
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
+
+_NUMBER = float | None
+_SHAPES: dict[str, dict[str, Any]] = {
+    "info.json": {"corpus": dict[str, Any], "parameters": int, "starts": tuple[dict[str, Any], ...] | None},
+    "result.json": {
+        "best": dict[str, Any],
+        "final": dict[str, Any],
+        "seconds": _NUMBER,
+        "tokens_per_second": _NUMBER,
+        "definition": str,
+        "logs": dict[str, int] | None,
+    },
+}
+"""What readers rely on, by file and key."""
+
+
+def _read_log(path: Path) -> Log:
+    """A log, up to the first line that is not what training writes."""
+    log = Log.read(path)
+    for number, record in enumerate(log.records):
         try:
-            return json.loads(path.read_text()) if path.is_file() else {}
-        except json.JSONDecodeError as error:
-            raise CoupledQKError(
-                f"{path} is damaged ({error}): move it away; resuming the run writes it again"
-            ) from None
+            if path.name == "metrics.jsonl":
+                decode(Literal["train", "valid"], record.get("kind"), "kind")
+                decode(float, record.get("loss"), "loss")
+            for key in ("tokens", "lr", "grad_norm", "perplexity", "accuracy", "seconds", "tokens_per_second"):
+                decode(_NUMBER, record.get(key), key)
+        except CoupledQKError as error:
+            fault = f"{path}, line {number + 1}, is damaged ({error})"
+            return replace(log, records=log.records[:number], fault=fault, torn=False)
+    return log
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log; a last line torn by a killed process is left out."""
-    if not path.is_file():
-        return
-    with path.open() as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+def _expected(train: TrainConfig, metrics: bool) -> Iterator[tuple[str | None, int]]:
+    """The kind and the step of every record that training logs, in order."""
+    for step in count(1):
+        if step % train.log_every == 0:
+            yield ("train" if metrics else None), step
+        if metrics and (step % train.eval_every == 0 or step == train.steps):
+            yield "valid", step
+        if step == train.steps:
+            return
+
+
+def _last_whole_step(log: Log, expected: Iterator[tuple[str | None, int]]) -> float:
+    """The last step before the first record that is missing; infinite if none is."""
+    for (kind, step), record in zip(expected, [*log.records, None], strict=False):
+        if record is None or (record.get("kind"), record["step"]) != (kind, step):
+            return step - 1
+    return float("inf")
 
 
 def variant_name(config: RunConfig) -> str:

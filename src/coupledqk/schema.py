@@ -6,6 +6,7 @@ Each leaf of a configuration has a dotted path (`attention.dynamics.n_steps`), a
 
 import dataclasses
 import functools
+import json
 import math
 import tomllib
 import types
@@ -96,11 +97,45 @@ def to_toml(config: object) -> str:
 
 
 def from_toml(kind: type[Record], text: str) -> Record:
+    return from_dict(kind, parse_toml(text))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that a TOML text describes."""
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CoupledQKError(f"not a TOML configuration: {error}") from None
-    return from_dict(kind, data)
+        return _shallow(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise CoupledQKError(f"not a TOML configuration: {_reason(error)}") from None
+
+
+def parse_json(text: str) -> Any:
+    """The value that a JSON text describes."""
+    try:
+        return _shallow(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise CoupledQKError(f"not JSON: {_reason(error)}") from None
+
+
+DEEPEST = 50
+"""Levels of tables and lists in a file."""
+
+
+def _shallow(value: Any) -> Any:
+    """The value, unless it is nested so deeply that whoever looks at it would exceed the limit of recursion, or has an integer
+    that is too long to be shown."""
+    level = [value]
+    for _ in range(DEEPEST):
+        if any(type(each) is int and each.bit_length() > 64 for each in level):
+            raise ValueError("an integer has more than 64 bits")
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [item for items in inner for item in items]
+        if not level:
+            return value
+    raise RecursionError
+
+
+def _reason(error: Exception) -> str:
+    return f"nested more than {DEEPEST} levels deep" if isinstance(error, RecursionError) else str(error)
 
 
 def from_dict(kind: type[Record], data: Any, where: str = "", null_is_nan: bool = False) -> Record:
@@ -155,7 +190,7 @@ def decode(hint: Any, value: Any, where: str, null_is_nan: bool = False) -> Any:
         kind = typing.cast(type, hint)
         return value if isinstance(value, kind) else from_dict(kind, value, f"{where}.", null_is_nan)
     if hint is float and (type(value) is int or (value is None and null_is_nan)):
-        return math.nan if value is None else float(value)
+        return math.nan if value is None else _float(value, where)
     if hint is Any or type(value) is hint:
         return value
     raise _wrong(where, value, {tuple: "a list", dict: "a table"}.get(origin, getattr(hint, "__name__", str(hint))))
@@ -171,9 +206,16 @@ def _decode_union(options: tuple[Any, ...], value: Any, where: str, null_is_nan:
     if not isinstance(value, Mapping) or "kind" not in value:
         return value if isinstance(value, options) else decode(options[0], value, where, null_is_nan)
     named = {option.kind: option for option in options}
-    if value["kind"] not in named:
+    if not isinstance(value["kind"], str) or value["kind"] not in named:
         raise unknown(f"{where}.kind", value["kind"], named)
     return decode(named[value["kind"]], value, where, null_is_nan)
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise _wrong(where, value, "a number that a float can hold") from None
 
 
 def _key(hint: Any, key: Any, where: str) -> Any:

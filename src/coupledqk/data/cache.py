@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import CoupledQKError
-from ..files import atomic_path, digest, sha256, write_atomic
+from ..files import FileError, atomic_path, digest, sha256, write_atomic
 
 ALWAYS_HASHED = 256_000_000
 """Bytes up to which files are hashed whenever they are used."""
@@ -47,10 +47,8 @@ def cached(folder: Path, read: Callable[[], Content], build: Callable[[Path], No
             build(temporary)
     except FileExistsError:
         pass  # another process was first, with the same content
-    except OSError as error:
-        raise CoupledQKError(
-            f"cannot write {folder}: {error.strerror}; set COUPLEDQK_CACHE to another folder"
-        ) from error
+    except FileError as error:
+        raise FileError(f"{error}; COUPLEDQK_CACHE names the folder of the cache") from error
     try:
         return read()
     except DamagedError as damage:
@@ -104,10 +102,7 @@ def remembered_sha256(files: Sequence[Path], again: bool = False) -> list[str]:
             return list(read_checked_json(memory)["sha256"])
         except (DamagedError, KeyError):
             pass  # not hashed yet, or not remembered well
-    try:
-        found = [sha256(file) for file in files]
-    except OSError as error:
-        raise CoupledQKError(f"cannot read {error.filename}: {error.strerror}") from None
+    found = [sha256(file) for file in files]
     if large:
         write_atomic(memory, checked_json({"sha256": found}))
     return found

@@ -120,13 +120,13 @@ def import_run(folder: Path, path: Path) -> Run:
     with atomic_path(path) as temporary:
         run = Run(temporary)
         run.create(change(config, {"model.vocab_size": model.config.vocab_size}))
-        write_atomic(temporary / "tokenizer.json", tokenizer.to_json())
+        run.write_json("tokenizer.json", json.loads(tokenizer.to_json()))
         metrics = {name: value for name, value in best.items() if name not in ("kind", "step", "tokens")}
         Checkpoints(temporary / "checkpoints", keep=1).save_best(best["step"], model, metrics)
         if unchanged:
             run.write_json("info.json", record["info"])
-            run.write_json("result.json", record["result"])
             write_atomic(temporary / "metrics.jsonl", record["metrics"])
+            run.write_json("result.json", record["result"])
         else:
             # no corpus has this hash, so training cannot go on from weights that come without a story
             unknown = {"corpus": f"unknown, imported from {folder.name}", "hash": None}

@@ -1,7 +1,6 @@
 """From an experiment to its cells: the runs that fill its table. Torch-free."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +54,8 @@ def status(run: RunFolder) -> Status:
 
 def failure(run: RunFolder) -> dict[str, Any]:
     """Why a cell failed; empty if it did not."""
-    return json.loads((run.path / ERROR_FILE).read_text()) if status(run) == "failed" else {}
+    advice = "move it away; the cell is then trained again"
+    return run.read_json(ERROR_FILE, advice) if status(run) == "failed" else {}
 
 
 def make_plan(

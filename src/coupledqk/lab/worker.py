@@ -19,7 +19,6 @@ import torch
 from .. import lease
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError, DivergedError
-from ..files import write_atomic
 from ..plugins import load_plugin
 from ..run_folder import RunFolder
 from ..runs.training import train_run
@@ -105,7 +104,7 @@ def _failed(error: Exception, folder: Path) -> dict[str, Any]:
     if not expected:
         record["traceback"] = traceback.format_exc()
     if (folder / "config.toml").is_file():
-        write_atomic(folder / ERROR_FILE, json.dumps(record, indent=2) + "\n")
+        RunFolder(folder).write_json(ERROR_FILE, record)
     return {"kind": "failed", "error": text}
 
 

@@ -1,5 +1,7 @@
 """A run: a task trained into a folder, from wherever it was left."""
 
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -10,7 +12,6 @@ from torch import nn
 
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError
-from ..files import write_atomic
 from ..provenance import origin
 from ..run_folder import RunFolder, default_name, variant_name
 from ..tasks.adapt import Adapting
@@ -35,7 +36,7 @@ class RunTask(Task, Protocol):
     about: dict[str, Any]
     """The data: its name as "corpus", its "hash", and what else explains the numbers."""
     files: dict[str, str]
-    """What is kept beside the weights, by file name."""
+    """JSON texts that are kept beside the weights, by file name."""
     definition: str
     """What the measure means, in a sentence."""
 
@@ -104,7 +105,8 @@ def train_run(
     run.refuse_other(config)
     with run.lock():
         run.create(config)
-        if run.result:
+        whole = run.whole()
+        if run.result and whole.until == math.inf:
             return run
         device = pick_device(config.runtime.device)
         if config.runtime.threads is not None:
@@ -121,10 +123,10 @@ def train_run(
             )
         model = task.build_model().to(device)
         for name, text in task.files.items():
-            write_atomic(run.path / name, text)
+            run.write_json(name, json.loads(text))
         starts = [*run.info.get("starts", ()), origin()]
         run.write_json("info.json", {**run_info(path.name, run.config, model, task.about), "starts": starts})
-        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep, run.verify_lock)
+        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep, run.verify_lock, whole)
         event: Event | None = None
         with ExitStack() as stack:
             entered = [logs.RunLog(run, config.train.log_every), *consumers(run)]

@@ -1,5 +1,6 @@
 """What a run starts from: a new model, or the weights and the tokenizer of another run; and the device."""
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -46,10 +47,13 @@ def start_from(model: TransformerLM, source: RunFolder) -> None:
 
 
 def run_tokenizer(run: RunFolder) -> Tokenizer:
-    path = run.path / "tokenizer.json"
-    if not path.is_file():
+    data = run.read_json("tokenizer.json", "restore it, or resume the run, which writes it again unless it is finished")
+    if not data:
         raise CoupledQKError(f"{run.path} has no tokenizer.json: expected a run on text that was started")
-    return from_json(path.read_text())
+    try:
+        return from_json(json.dumps(data))
+    except CoupledQKError as error:
+        raise CoupledQKError(f"{run.path / 'tokenizer.json'}: {error}") from None
 
 
 def run_weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:

@@ -1,15 +1,14 @@
 """Consumers of events that keep them: the run folder's logs, TensorBoard, Weights & Biases."""
 
-import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from ..errors import CoupledQKError
 from ..run_folder import RunFolder
+from ..sealed import LogWriter
 from .events import Evaluation, Event, Listener, Saving, Started, Step
 from .memory import PeakMemory
 
@@ -34,22 +33,20 @@ class RunLog:
                 self.metrics, self.timing = (self._open(f"{name}.jsonl") for name in ("metrics", "timing"))
                 self.clock, self.memory = Clock(self.run.timings()), PeakMemory(device)
             case Step(step) if step % self.log_every == 0:
-                self._write(self.metrics, {"kind": "train", **train_record(event)})
+                self.metrics.write({"kind": "train", **train_record(event)})
                 timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mib()}
-                self._write(self.timing, timing)
+                self.timing.write(timing)
             case Evaluation(step, tokens, metrics):
-                self._write(self.metrics, {"kind": "valid", "step": step, "tokens": tokens, **metrics})
+                self.metrics.write({"kind": "valid", "step": step, "tokens": tokens, **metrics})
                 self.clock.pause(tokens)
             case Saving():
-                os.fsync(self.metrics.fileno())
-                os.fsync(self.timing.fileno())
+                self.metrics.sync()
+                self.timing.sync()
 
-    def _open(self, name: str) -> TextIO:
-        return self.files.enter_context((self.run.path / name).open("a"))
-
-    def _write(self, file: TextIO, record: dict[str, Any]) -> None:
-        file.write(json.dumps(record) + "\n")
-        file.flush()
+    def _open(self, name: str) -> LogWriter:
+        log = LogWriter(self.run.path / name)
+        self.files.callback(log.close)
+        return log
 
 
 def train_record(event: Step) -> dict[str, Any]:
@@ -62,7 +59,7 @@ class Clock:
     """Seconds since the start of a run, summed over resumes, and tokens per second of training without evaluation."""
 
     def __init__(self, earlier: list[dict[str, Any]]) -> None:
-        self.origin = time.perf_counter() - (earlier[-1]["seconds"] if earlier else 0.0)
+        self.origin = time.perf_counter() - (earlier[-1].get("seconds") or 0.0 if earlier else 0.0)
         self.mark: tuple[float, int] | None = None
 
     def read(self, tokens: int) -> dict[str, Any]:
