@@ -131,7 +131,7 @@ def test_a_committed_result_can_be_read_printed_and_drawn(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nonsense", "is not a JSON file"),
+        ("nonsense", "not JSON"),
         ("[]", "unknown what None"),
         ('{"what": "speed"}', "unknown what 'speed'"),
         ('{"what": "decode", "about": {}}', "is damaged: baseline is missing"),

@@ -106,7 +106,7 @@ def test_a_mistake_in_a_users_file_is_one_line_with_the_file_and_the_place(mine,
 def test_a_file_that_is_not_there_is_said(capsys):
     with pytest.raises(SystemExit):
         main(["reproduce", "./nowhere.toml"])
-    assert "nowhere.toml cannot be read: no such file or directory" in capsys.readouterr().err
+    assert "cannot read nowhere.toml: there is no such file" in capsys.readouterr().err
 
 
 def test_what_trains_nothing_is_not_run_as_a_grid():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import from_dict
+from .schema import decode
 
 ORDERS = (1, 2, 3, 5)
 """Of the n-gram models."""
@@ -43,12 +43,12 @@ class PositionLoss:
 
 def read_baselines(result: Mapping[str, Any]) -> tuple[Baseline, ...]:
     """Those in a run's result.json; none for other tasks and for runs made before there were any."""
-    return tuple(from_dict(Baseline, row, "baselines.") for row in result.get("baselines", ()))
+    return decode(tuple[Baseline, ...], result.get("baselines", ()), "baselines")
 
 
 def read_position_losses(result: Mapping[str, Any]) -> tuple[PositionLoss, ...]:
     """Those in a run's result.json, by growing context; none for other tasks and for runs made before there were any."""
-    return tuple(from_dict(PositionLoss, row, "position_loss.") for row in result.get("position_loss", ()))
+    return decode(tuple[PositionLoss, ...], result.get("position_loss", ()), "position_loss")
 
 
 def beaten(bits_per_byte: float, baselines: Sequence[Baseline]) -> Baseline | None:

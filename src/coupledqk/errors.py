@@ -5,7 +5,14 @@ from collections.abc import Iterable
 
 
 class CoupledQKError(ValueError):
-    """A mistake in the input, not in the program. The command line prints it as one line and exits with code 2."""
+    """A mistake in the input, not in the program. The command line prints it as one line and exits with code 2.
+
+    What is quoted from files and names may hold anything: line ends and other control characters are written as escapes.
+    """
+
+    def __init__(self, message: str) -> None:
+        escaped = (c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
+        super().__init__("".join(escaped))
 
 
 class DivergedError(CoupledQKError):

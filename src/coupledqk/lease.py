@@ -190,6 +190,8 @@ def _state(content: bytes) -> Literal["free", "held", "unknown"]:
     """unknown: the holder is on another machine, or has not written its name yet."""
     try:
         found = json.loads(content)
+        if not isinstance(found, dict):
+            return "unknown"
         if found.get("released"):
             return "free"
         if found["machine"] != machine():
@@ -200,7 +202,7 @@ def _state(content: bytes) -> Literal["free", "held", "unknown"]:
         if not started:
             return "unknown"
         return "held" if started == found["started"] else "free"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         return "unknown"
 
 

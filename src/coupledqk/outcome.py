@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from .baselines import Baseline, PositionLoss
 from .errors import CoupledQKError
-from .files import write_atomic
+from .files import read_json, write_atomic
 from .measure import ACCURACY, MEASURES, PERPLEXITY, Measure
 from .schema import check_fields, from_dict, require
 
@@ -362,7 +362,7 @@ def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
         row["companions"] = {} if bits is None else {"bits_per_byte": bits}
     for verdict in _tables(data, "verdicts"):
         found = verdict.pop("outcome", None)
-        verdict["finding"] = _FINDINGS_1.get(found, found)
+        verdict["finding"] = _FINDINGS_1.get(found, found) if isinstance(found, str) else found
         if isinstance(evidence := verdict.get("evidence"), dict):
             evidence["detectable"] = evidence.pop("smallest", None)
     return data
@@ -399,12 +399,9 @@ def _plain(value: Any) -> Any:
 
 
 def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise CoupledQKError(f"{path}: no such file; `coupledqk reproduce` writes outcome files") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CoupledQKError(f"{path} is damaged ({error}): restore it, or run its experiment again") from None
+    if not path.exists():
+        raise CoupledQKError(f"{path}: no such file; `coupledqk reproduce` writes outcome files")
+    return read_json(path, "restore it, or run its experiment again")
 
 
 def _is_outcome(data: Any) -> bool:

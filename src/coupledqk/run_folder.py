@@ -240,6 +240,8 @@ def _read_log(path: Path) -> Log:
             if path.name == "metrics.jsonl":
                 decode(Literal["train", "valid"], record.get("kind"), "kind")
                 decode(float, record.get("loss"), "loss")
+            elif "tokens_per_second" not in record:
+                raise CoupledQKError("tokens_per_second is missing")
             for key in ("tokens", "lr", "grad_norm", "perplexity", "accuracy", "seconds", "tokens_per_second"):
                 decode(_NUMBER, record.get(key), key)
         except CoupledQKError as error:

@@ -1,6 +1,5 @@
 """What a benchmark measured, as typed records, and the JSON file they are kept in. Torch-free."""
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args, get_type_hints
 
 from ..errors import CoupledQKError, unknown
+from ..files import read_json
 from ..schema import from_dict
 
 
@@ -215,20 +215,15 @@ FORMAT = 2
 
 def read_result(path: str | Path) -> Result:
     """A result that `coupledqk bench --save` has written."""
-    try:
-        data = json.loads(Path(path).read_text("utf-8"))
-    except FileNotFoundError:
-        raise CoupledQKError(f"{path}: no such file; `coupledqk bench --save FOLDER` writes results") from None
-    except ValueError as error:
-        raise CoupledQKError(
-            f"{path} is not a JSON file ({error}): expected a file of `coupledqk bench --save`"
-        ) from None
+    if not Path(path).exists():
+        raise CoupledQKError(f"{path}: no such file; `coupledqk bench --save FOLDER` writes results")
+    data = read_json(path, "expected a file of `coupledqk bench --save`")
     kinds = {
         **dict.fromkeys(get_args(get_type_hints(ThroughputResult)["what"]), ThroughputResult),
         "decode": DecodeResult,
     }
     what = data.get("what") if isinstance(data, dict) else None
-    if what not in kinds:
+    if not isinstance(what, str) or what not in kinds:
         raise CoupledQKError(f"{path}: {unknown('what', what, kinds)}")
     number = data.get("format", 1)
     if number not in range(1, FORMAT + 1):

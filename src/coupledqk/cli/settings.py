@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ..config import RunConfig, tokenizer_size
 from ..errors import CoupledQKError
+from ..files import FileError, read_toml
 from ..recipes import RECIPES, recipe
-from ..schema import change, from_toml, leaves, parse_flags
+from ..schema import change, from_dict, leaves, parse_flags
 from .plugin import WithPlugin
 
 
@@ -43,7 +44,12 @@ class WithSettings(WithPlugin):
             raise CoupledQKError(
                 f"{self.config}: no such file; --config takes a TOML file, such as a run's config.toml"
             )
-        return from_toml(RunConfig, self.config.read_text())
+        try:
+            return from_dict(RunConfig, read_toml(self.config))
+        except FileError:
+            raise
+        except CoupledQKError as error:
+            raise CoupledQKError(f"{self.config}: {error}") from None
 
 
 def settings_help() -> str:

@@ -11,7 +11,6 @@ unigrams is the uniform distribution.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,7 +20,8 @@ import numpy as np
 
 from ..baselines import ORDERS, Baseline, read_baselines
 from ..errors import CoupledQKError
-from ..files import digest, write_atomic
+from ..files import digest
+from ..sealed import read_sealed_json, write_json
 from .cache import cache_folder
 from .shards import TokenizedCorpus
 
@@ -46,11 +46,11 @@ def ngram_baselines(corpus: TokenizedCorpus) -> tuple[Baseline, ...]:
     path = cache_folder() / "baselines" / f"{name[:32]}.json"
     if path.is_file():
         try:
-            return read_baselines(json.loads(path.read_bytes()))
-        except ValueError:
+            return read_baselines(read_sealed_json(path, "it is written again"))
+        except CoupledQKError:
             pass  # a damaged file is written again
     found = _measure(corpus)
-    write_atomic(path, json.dumps({"baselines": [asdict(baseline) for baseline in found]}))
+    write_json(path, {"baselines": [asdict(baseline) for baseline in found]})
     return found
 
 

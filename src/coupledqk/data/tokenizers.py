@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import tokenizer_size
 from ..errors import CoupledQKError
+from ..schema import parse_json
 from .words import training_parts, word_parts
 
 if TYPE_CHECKING:
@@ -110,10 +111,14 @@ def from_name(name: str) -> Tokenizer | None:
 
 def from_json(text: str) -> Tokenizer:
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         name, size, definition = data["name"], data["vocab_size"], data["definition"]
     except (ValueError, KeyError, TypeError) as error:
         raise CoupledQKError(f"not the file of a tokenizer, or a damaged one: {error!r}") from None
+    if not isinstance(name, str) or not isinstance(definition, dict | None):
+        raise CoupledQKError(
+            f"not the file of a tokenizer, or a damaged one: name={name!r} and its definition do not fit"
+        )
     tokenizer = from_name(name) or _bpe(name, definition)
     if tokenizer.vocab_size != size:
         raise CoupledQKError(f"the file of tokenizer {name} has {tokenizer.vocab_size} tokens; expected {size}")
@@ -172,17 +177,21 @@ def train_bpe(name: str, texts: Iterable[str]) -> Tokenizer:
     return _bpe(name, json.loads(library.to_str()))
 
 
-def _bpe(name: str, definition: dict[str, Any]) -> Tokenizer:
+def _bpe(name: str, definition: dict[str, Any] | None) -> Tokenizer:
     import numpy as np
     from tokenizers import Tokenizer as Library
 
-    library = Library.from_str(json.dumps(definition))
-    vocabulary = library.get_vocab()
+    try:
+        library = Library.from_str(json.dumps(definition))
+        vocabulary = library.get_vocab()
+        tokens = [_token_bytes(token) for token in sorted(vocabulary, key=vocabulary.__getitem__)]
+    except Exception as error:  # the library has no class of errors of its own
+        raise CoupledQKError(f"the definition of tokenizer {name} is damaged: {str(error).splitlines()[0]}") from None
 
     def encode_batch(texts: Sequence[str]) -> list[NDArray[Any]]:
         return [np.array(found.ids, np.uint32) for found in library.encode_batch_fast(texts, add_special_tokens=False)]
 
-    return Tokenizer(name, map(_token_bytes, sorted(vocabulary, key=vocabulary.__getitem__)), encode_batch, definition)
+    return Tokenizer(name, tokens, encode_batch, definition)
 
 
 @lru_cache(maxsize=1)

@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoTokenizer, DiffLlamaForCausalLM, PreTra
 from ..config import LMConfig, RunConfig, TrainConfig, text_of
 from ..data.tokenizers import Tokenizer, from_json
 from ..errors import CoupledQKError
-from ..files import atomic_path, sha256, write_atomic
+from ..files import FileError, atomic_path, read_json, sha256, write_atomic
 from ..model import TransformerLM
 from ..provenance import origin
 from ..registry import plugin_of
 from ..runs import Run
 from ..runs.training import run_info
-from ..schema import change, from_dict, to_dict
+from ..schema import change, decode, from_dict, to_dict
 from ..training.checkpoints import Checkpoints
 from .card import model_card
 from .configuration import CoupledQKConfig
@@ -33,6 +33,10 @@ from .tokenizers import from_fast, to_fast
 
 RECORD = "coupledqk.json"
 WEIGHTS = "model.safetensors"
+_RECORD_SHAPE = {
+    "weights": str, "config": dict[str, Any], "info": dict[str, Any], "result": dict[str, Any], "metrics": str,
+    "tokenizer": dict[str, Any],
+}  # fmt: skip
 
 
 def to_transformers(model: TransformerLM, **settings: Any) -> CoupledQKForCausalLM:
@@ -116,7 +120,7 @@ def import_run(folder: Path, path: Path) -> Run:
     tokenizer = from_json(json.dumps(record["tokenizer"])) if record else _tokenizer(folder)
     unchanged = bool(record) and (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == record["weights"]
     config = from_dict(RunConfig, record["config"]) if record else _plain_config(model, tokenizer)
-    best = record["result"]["best"] if unchanged else {"step": 0}
+    best = _best(record["result"], folder) if unchanged else {"step": 0}
     with atomic_path(path) as temporary:
         run = Run(temporary)
         run.create(change(config, {"model.vocab_size": model.config.vocab_size}))
@@ -142,8 +146,9 @@ def load_exported(folder: Path) -> TransformerLM:
             f"{folder} is not an exported model: it has no config.json; `coupledqk export RUN DIR` writes one"
         )
     kinds = {"coupledqk": CoupledQKForCausalLM, "diffllama": DiffLlamaForCausalLM}
-    kind = json.loads((folder / "config.json").read_text()).get("model_type")
-    if kind not in kinds:
+    config = read_json(folder / "config.json", "export the model again")
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
         raise CoupledQKError(
             f"{folder} holds a model of type {kind!r}: expected {' or '.join(kinds)}; to models of other types "
             "coupledqk.couple adds dynamics where they are"
@@ -160,11 +165,23 @@ def load_exported(folder: Path) -> TransformerLM:
 
 def _record(folder: Path) -> dict[str, Any]:
     """Empty where `coupledqk export` wrote nothing."""
-    path = folder / RECORD
+    path, advice = folder / RECORD, "export the run again, or remove the file"
+    if not path.is_file():
+        return {}
+    record = read_json(path, advice)
     try:
-        return json.loads(path.read_text()) if path.is_file() else {}
-    except json.JSONDecodeError as error:
-        raise CoupledQKError(f"{path} is damaged ({error}): export the run again, or remove the file") from None
+        for key, hint in _RECORD_SHAPE.items():
+            decode(hint, record.get(key) if isinstance(record, dict) else None, key)
+    except CoupledQKError as error:
+        raise FileError(f"{path} is damaged ({error}): {advice}") from None
+    return record
+
+
+def _best(result: dict[str, Any], folder: Path) -> dict[str, Any]:
+    best = result.get("best")
+    if not isinstance(best, dict) or type(best.get("step")) is not int:
+        raise FileError(f"{folder / RECORD} is damaged (its result has no best step): export the run again")
+    return best
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

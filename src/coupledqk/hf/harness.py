@@ -1,11 +1,11 @@
 """lm-evaluation-harness on the model of a folder: an export of ours, a coupled model, or any other of transformers."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CoupledQKError
+from ..files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,7 +65,7 @@ def load_for_harness(folder: Path) -> "PreTrainedModel":
         raise CoupledQKError(
             f"{folder} is not an exported model: it has no config.json; `coupledqk export RUN DIR` writes one"
         )
-    if "coupledqk" in json.loads((folder / "config.json").read_text()):
+    if "coupledqk" in read_json(folder / "config.json", "export the model again"):
         from ..coupling import load_coupled
 
         return load_coupled(folder)

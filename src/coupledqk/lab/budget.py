@@ -1,7 +1,6 @@
 """What a time budget allows `compare` to do: how long runs train, on how much text, and for how many pairs of seeds."""
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,10 +12,11 @@ from ..config import text_of
 from ..data.corpora import open_corpus
 from ..data.shards import Progress, prepare
 from ..errors import CoupledQKError
-from ..files import write_atomic
+from ..files import FileError
 from ..recipes import RECIPES, recipe
 from ..run_folder import task_name
 from ..schema import from_dict, require
+from ..sealed import read_sealed_json, write_json
 from ..statistics import SequentialTest, compare_prior
 from .speed import training_speeds
 
@@ -31,6 +31,8 @@ MOST_PASSES = 4
 """Over the training text."""
 FEWEST_VALID = 4_096
 EVALUATIONS = 4
+ADVICE = "move it away; the speed is then measured again"
+"""If the file of the choice is damaged."""
 ROUNDS, ROUND_STEPS = 7, 4
 """Interleaved rounds in which the speed of each attention is measured, and the training steps in each."""
 OVERHEAD, MARGIN = 20.0, 1.1
@@ -119,15 +121,20 @@ def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: 
     require(0 < minutes < math.inf, "minutes", minutes, "a time above 0")
     asked = {"text": text.hash, "variants": list(variants), "minutes": minutes, "jobs": jobs, "seeds": n_seeds}
     memory = out / "choice.json"
-    known = json.loads(memory.read_text()) if memory.is_file() else {"asked": {}}
+    known = read_sealed_json(memory, ADVICE) if memory.is_file() else {"asked": {}}
+    if not isinstance(known.get("asked"), dict):
+        raise FileError(f"{memory} is damaged (it does not say what was asked): {ADVICE}")
     if known["asked"].get("text", text.hash) != text.hash:
         raise CoupledQKError(
             f"{out} holds a comparison on another text, or {text.name} has changed: choose another --out"
         )
     if known["asked"] == asked:
-        return from_dict(Choice, known["choice"])
+        try:
+            return from_dict(Choice, known.get("choice"))
+        except CoupledQKError as error:
+            raise FileError(f"{memory} is damaged ({error}): {ADVICE}") from None
     choice = fit(text, measure_speeds(variants), minutes, jobs, n_seeds)
-    write_atomic(memory, json.dumps({"asked": asked, "choice": asdict(choice)}, indent=1) + "\n")
+    write_json(memory, {"asked": asked, "choice": asdict(choice)})
     return choice
 
 

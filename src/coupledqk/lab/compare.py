@@ -1,7 +1,6 @@
 """Does coupling help on one's own text? Pairs of runs with standard and coupled attention, until the answer is sure or a time
 budget is spent."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,10 +11,10 @@ from ..baselines import objection, read_baselines
 from ..config import LMConfig
 from ..data.corpora import open_corpus
 from ..errors import CoupledQKError
-from ..files import write_atomic
 from ..measure import BITS_PER_BYTE, PERPLEXITY
 from ..outcome import Claim, Outcome, Verdict, write
 from ..provenance import available_cores
+from ..sealed import read_sealed_json, write_json
 from ..statistics import LEVEL, SequentialTest, compare_prior, scipy_special
 from ..terminal import tokenizing
 from .answer import answer
@@ -215,11 +214,12 @@ class Comparison:
     def _coherence(self) -> tuple[dict[str, dict[str, Any]], str]:
         """Of the text by its name, measured once; or none, and why."""
         memory, text = self.out / "coherence.json", self.text
-        if memory.is_file() and (known := json.loads(memory.read_text()))["text"] == text.hash:
+        known = read_sealed_json(memory, "move it away; it is then measured again") if memory.is_file() else {}
+        if known.get("text") == text.hash and isinstance(known.get("coherence"), dict):
             return {text.name: known["coherence"]}, ""
         try:
             found = asdict(coherence(piece.text for _, piece in open_corpus(LMConfig(corpus=text.corpus)).stream()))
         except CoupledQKError as error:
             return {}, str(error)
-        write_atomic(memory, json.dumps({"text": text.hash, "coherence": found}, indent=1) + "\n")
+        write_json(memory, {"text": text.hash, "coherence": found})
         return {text.name: found}, ""

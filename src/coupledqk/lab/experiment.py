@@ -23,7 +23,6 @@ An experiment that trains nothing but measures has a `command` for each scale in
 cell of experiment `of`, and {out} a folder for what is found.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,10 +32,11 @@ from typing import Any, Literal
 
 from ..config import RunConfig
 from ..errors import CoupledQKError, unknown
+from ..files import FileError, read_text
 from ..measure import MEASURES, Measure
 from ..outcome import Claim, Published
 from ..run_folder import default_name
-from ..schema import decode, from_dict, require
+from ..schema import decode, from_dict, parse_toml, require
 from .verdicts import check_primary
 
 FOLDER = files("coupledqk.lab") / "experiments"
@@ -193,10 +193,9 @@ def load(name: str) -> Experiment:
 def load_file(path: Path) -> Experiment:
     """The experiment in a TOML file of the user's."""
     try:
-        text = path.expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
-        raise CoupledQKError(f"{path} cannot be read: {why}; expected an experiment as a TOML file") from None
+        text = read_text(path.expanduser())
+    except FileError as error:
+        raise CoupledQKError(f"{error}; expected an experiment as a TOML file") from None
     return parse(path.stem, text, str(path))
 
 
@@ -204,8 +203,8 @@ def parse(name: str, text: str, file: str = "") -> Experiment:
     """Strict: an unknown key or an impossible value is an error that names the file and the place."""
     file = file or f"{name}.toml"
     try:
-        return replace(_experiment(name, tomllib.loads(text)), file=file)
-    except (tomllib.TOMLDecodeError, CoupledQKError) as error:
+        return replace(_experiment(name, parse_toml(text)), file=file)
+    except CoupledQKError as error:
         raise CoupledQKError(f"{file}: {error}") from None
 
 

@@ -4,10 +4,10 @@ checkpoints/step-0001000/    model.safetensors, state.pt (optimiser, loss scaler
 checkpoints/best-0001000/    model.safetensors, best.json (the validation), checksums.json
 """
 
-import errno
 import json
 import pickle
 import re
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,12 @@ from torch import nn
 from ..errors import CoupledQKError
 from ..files import FileError, atomic_path, read_json, remove_folder, sha256
 from ..run_folder import Whole
+
+UNPICKLING_ERRORS = (
+    pickle.UnpicklingError, EOFError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError,
+    AssertionError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip
+"""What torch.load raises for files that it did not write: it runs their operations as far as it gets."""
 
 
 class Checkpoints:
@@ -79,7 +85,7 @@ class Checkpoints:
             fault = damage(self._at(step))
             if fault is None:
                 _load(model, self._at(step))
-                return step, _load_state(self._at(step) / "state.pt"), notes
+                return step, load_state(self._at(step) / "state.pt"), notes
             notes.append(f"checkpoint {self._at(step)} is damaged ({fault}) and was passed over")
         if notes:
             raise CoupledQKError(f"{'; '.join(notes)}; no good one is left: move {self.folder} away to start again")
@@ -102,7 +108,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     fault = damage(folder)
     if fault is not None:
         raise CoupledQKError(f"checkpoint {folder} is damaged ({fault}): use another one, or train again")
-    return _read(folder)
+    return load_weights(folder)
 
 
 def damage(folder: Path) -> str | None:
@@ -146,21 +152,23 @@ def _save_weights(model: nn.Module, folder: Path) -> None:
 
 def _save_state(state: dict[str, Any], path: Path) -> None:
     try:
-        torch.save(state, path)
-    except RuntimeError as error:  # of the writer in C++, which does not tell why
-        raise _os_error(error) from error
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        # the writer in C++ says that something failed; what failed, in Python, is the context
+        raise error.__context__ if isinstance(error.__context__, OSError) else _os_error(error) from error
 
 
 def _os_error(error: Exception) -> OSError:
     """What a library that writes by itself says about the operating system: `atomic_path` tells the user what to do."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    code = re.search(r"os error (\d+)|code: (\d+)", str(error))
-    return OSError(int(code[1] or code[2]), text) if code else OSError(errno.EIO, text)
+    code = re.search(r"os error (\d+)", text)
+    return OSError(int(code[1]), text) if code else OSError(text)
 
 
 def _load(model: nn.Module, folder: Path) -> None:
     try:
-        model.load_state_dict(_read(folder))
+        model.load_state_dict(load_weights(folder))
     except RuntimeError as error:
         raise CoupledQKError(
             f"checkpoint {folder} does not fit the run's configuration ({' '.join(str(error).split())[:200]}): restore "
@@ -168,17 +176,22 @@ def _load(model: nn.Module, folder: Path) -> None:
         ) from None
 
 
-def _load_state(path: Path) -> dict[str, Any]:
+def load_state(path: Path) -> dict[str, Any]:
+    """All of a checkpoint but the weights."""
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except UNPICKLING_ERRORS as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(
-            f"cannot read {path} ({str(error).splitlines()[0]}): it was written by another version of torch; move "
-            f"{path.parent} away to resume from an earlier checkpoint"
+            f"cannot read {path} ({why}): it is damaged, or was written by another version of torch; move {path.parent} away "
+            "to resume from an earlier checkpoint"
         ) from None
+    if not isinstance(state, dict):
+        raise FileError(f"cannot read {path} (not the state of a training): move {path.parent} away")
+    return state
 
 
-def _read(folder: Path) -> dict[str, torch.Tensor]:
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
