@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from coupledqk import preset
+from coupledqk.bench.conditions import available, observe, verdict
 from coupledqk.bench.contenders import Setup
 from coupledqk.bench.decode import seconds_of_call
 from coupledqk.bench.peers import Llama, find_peer
@@ -44,6 +45,7 @@ def main() -> None:
     print(f"{options.threads} threads, {options.rounds} rounds, commit {commit()}")
 
     print(f"self-check {seconds_of_check(models['uncoupled'], options.variant):.2f} s")
+    observed = observe(available(), options.threads)
     setup = Setup(options.batch, options.tokens, threads=options.threads)
     batch = setup.random_batch(VOCABULARY)
     passes = {name: partial(seconds_of_pass, model, batch, setup, training=True) for name, model in models.items()}
@@ -51,6 +53,8 @@ def main() -> None:
     prompt, _ = Setup(1, options.prompt).random_batch(VOCABULARY)
     calls = {name: partial(seconds_of_call, model, prompt, options.new_tokens, setup) for name, model in models.items()}
     report("decoding", calls, options.new_tokens, options.rounds)
+    conditions = observed()
+    print(verdict([conditions] if conditions else []))
 
 
 def build(variant: str) -> dict[str, Llama]:

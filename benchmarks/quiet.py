@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 BENCH = ("-m", "coupledqk", "bench")
 LAUNCHES = ("--launches", "5")
 
@@ -32,12 +32,12 @@ class Part:
     minutes: float
     """Expected duration on two quiet cores. It is stopped after twice as long."""
     command: tuple[str, ...]
-    """Arguments of Python; {save} is the folder for results."""
+    """Arguments of Python in the root of the repository; {save} is the folder for results."""
 
     @property
     def script(self) -> Path | None:
         """The file it needs, if it is not a command of the package."""
-        return Path(self.command[0]) if self.command[0].endswith(".py") else None
+        return ROOT / self.command[0] if self.command[0].endswith(".py") else None
 
 
 PARTS = (
@@ -61,10 +61,10 @@ PARTS = (
         (*BENCH, "--compile", "--variants", "hamiltonian", "--peers", "llama", "nanogpt", "--training-only", *LAUNCHES,
          "--rounds", "2", "--minutes", "7", "--save", "{save}"),
     ),
-    Part("couple", 1.5, (str(HERE / "couple.py"), "--rounds", "5")),
-    Part("distributed", 2, (str(HERE / "distributed.py"),)),
-    Part("engines", 2, (str(HERE / "engines.py"),)),
-    Part("growth", 9, (str(HERE / "growth.py"), "--save", "{save}")),
+    Part("couple", 1.5, ("benchmarks/couple.py", "--rounds", "5")),
+    Part("distributed", 2, ("benchmarks/distributed.py",)),
+    Part("engines", 2, ("benchmarks/engines.py",)),
+    Part("growth", 9, ("benchmarks/growth.py", "--save", "{save}")),
 )  # fmt: skip
 
 
@@ -72,17 +72,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=25.0, help="time limit of all parts")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="parts to run")
-    parser.add_argument("--save", type=Path, default=HERE.parent / "results" / "bench", help="folder for results")
+    parser.add_argument("--save", type=Path, default=Path("results/bench"), help="folder for results, from the root")
     parser.add_argument("--log", type=Path, help="file for the output; SAVE/DATE-quiet.md unless given")
     parser.add_argument("--list", action="store_true", help="print the commands and their expected minutes")
     options = parser.parse_args()
+    save = ROOT / options.save
     chosen = [part for part in PARTS if options.only is None or part.name in options.only]
     if options.list:
         for part in chosen:
             print(f"{part.name:>12}  {part.minutes:4g} min  {shown(part, options.save)}")
         return
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    run_all(chosen, options.minutes, options.save, options.log or options.save / f"{today}-quiet.md")
+    run_all(chosen, options.minutes, options.save, options.log or save / f"{today}-quiet.md")
 
 
 def run_all(
@@ -108,7 +109,7 @@ def run(part: Part, save: Path, log: Path) -> None:
     print(f"{part.name}: {shown(part, save)}", flush=True)
     start, lines = time.monotonic(), []
     command = [sys.executable, *(word.format(save=save) for word in part.command)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
         stop = threading.Timer(120 * part.minutes, os.killpg, (process.pid, signal.SIGTERM))
         stop.start()
         assert process.stdout is not None
@@ -124,8 +125,9 @@ def run(part: Part, save: Path, log: Path) -> None:
     head = "" if log.is_file() else "# Measurements\n"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        command_line = shown(part, save).replace(str(HERE.parent) + os.sep, "")
-        file.write(f"{head}\n## {part.name}\n\n`{command_line}`, {minutes:.1f} minutes\n\n```\n{''.join(lines)}```\n")
+        file.write(
+            f"{head}\n## {part.name}\n\n`{shown(part, save)}`, {minutes:.1f} minutes\n\n```\n{''.join(lines)}```\n"
+        )
 
 
 def shown(part: Part, save: Path) -> str:

@@ -185,7 +185,7 @@ def fast_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMPILED = Benchmark(
-    "nano", 97, ("hamiltonian",), batch=1, seq_len=16, rounds=1, compile=True, training_only=True, threads=1
+    "mini", 97, ("hamiltonian",), batch=1, seq_len=16, rounds=1, compile=True, training_only=True, threads=1
 )
 
 

@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_left_out_and_a_shorter_part_is_tried(
     parts = [
         quiet.Part("long", 9, ("-c", "print('long')")),
         quiet.Part("short", 2, ("-c", "print('short')")),
-        quiet.Part("missing", 1, (str(tmp_path / "nothing.py"),)),
+        quiet.Part("missing", 1, ("benchmarks/nothing.py",)),
     ]
     quiet.run_all(parts, 5, tmp_path, tmp_path / "log.md", clock=lambda: 0.0)
     said = capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,12 @@ def conditions(before: Counters | None, after: Counters | None, threads: int, co
     seconds = after.time - before.time
     others = (after.busy - before.busy - (after.own - before.own)) / seconds
     return Conditions(before.load, max(0.0, others), (after.stolen - before.stolen) / (seconds * cores), cores, threads)
+
+
+def observe(cores: Sequence[int], threads: int) -> Callable[[], Conditions | None]:
+    """Starts to observe the cores. The function returned says what has happened since."""
+    before = read_counters(cores)
+    return lambda: conditions(before, read_counters(cores), threads, len(cores))
 
 
 def reasons(found: Conditions) -> list[str]:

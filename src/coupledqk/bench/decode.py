@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..costs import sizes
 from .check import check_decoding
-from .conditions import conditions, read_counters
+from .conditions import observe
 from .contenders import Setup, TimedModel
 from .orders import Launch, Order
 from .records import DecodeRow
@@ -27,13 +27,12 @@ def time_decoding(order: Order, on_message: OnMessage = lambda text: None) -> La
     for place, contender in order.in_order() if order.check else ():
         on_message(f"checking {contender.name}")
         check_decoding(contender, models[place], prompt, new_tokens, setup)
-    before = read_counters(order.cores)
+    observed = observe(order.cores, setup.threads)
     runs = {place: partial(seconds_of_call, model, prompt, new_tokens, setup) for place, model in models.items()}
     times = round_robin(runs, order.rounds, lambda text: on_message(f"decoding, {text}"))
     parameters = {place: sum(p.numel() for p in model.parameters()) for place, model in models.items()}
     seconds = {place: tuple(each) for place, each in times.items()}
-    measured = conditions(before, read_counters(order.cores), setup.threads, len(order.cores))
-    return Launch({"decode": seconds}, parameters, measured)
+    return Launch({"decode": seconds}, parameters, observed())
 
 
 def decode_rows(order: Order, launches: Sequence[Launch], in_processes: bool) -> list[DecodeRow]:

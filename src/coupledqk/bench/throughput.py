@@ -14,7 +14,7 @@ from ..costs import flops
 from ..variants import variant
 from .check import check_loss
 from .compiled import NotCompiledError, compile_model
-from .conditions import conditions, read_counters
+from .conditions import observe
 from .contenders import BASELINE, Batch, Contender, Setup, TimedModel
 from .memory import peak_memory
 from .orders import Launch, Order
@@ -44,20 +44,14 @@ def time_passes(order: Order, on_message: OnMessage = lambda text: None) -> Laun
                 failed[place] = str(error)
                 continue
         models[place] = model
-    before = read_counters(order.cores)
+    observed = observe(order.cores, setup.threads)
     seconds = {}
     for measure in ["training"] if order.training_only else PASSES:
         on_pass = lambda text, what=PASSES[measure]: on_message(f"{what}, {text}")  # noqa: E731
         runs = {i: partial(seconds_of_pass, model, batch, setup, measure == "training") for i, model in models.items()}
         seconds[measure] = {i: tuple(times) for i, times in round_robin(runs, order.rounds, on_pass).items()}
     parameters = {i: sum(p.numel() for p in model.parameters()) for i, model in models.items()}
-    return Launch(
-        seconds,
-        parameters,
-        conditions(before, read_counters(order.cores), setup.threads, len(order.cores)),
-        compile_seconds,
-        failed,
-    )
+    return Launch(seconds, parameters, observed(), compile_seconds, failed)
 
 
 def seconds_of_pass(model: TimedModel, batch: Batch, setup: Setup, training: bool) -> float:
