@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .torch_internals import int8_product
+
 WORTH_SPLITTING = 1 << 17  # numbers in the matrix; smaller ones are done before a thread is awake
 
 
@@ -19,6 +21,34 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
         return linear(input, self.weight)
+
+
+class Int8Linear(nn.Module):
+    """`Linear` for generation on a CPU, with weights rounded to 8 bits and one scale for each row of the matrix.
+
+    The product is PyTorch's own. It is fast with x in bfloat16 alone, so x and the result are rounded to that. It reads 16
+    numbers at a time without checking that a row has as many, so rows are padded with zeros.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        weight = weight.detach().float()
+        largest = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.bfloat16).tiny)
+        scale = (largest / 127).bfloat16()  # rounded before it divides, so that its rounding costs no precision
+        rounded = (weight / scale).round_().clamp_(-127, 127).to(torch.int8)
+        self.padding = -weight.shape[1] % 16
+        self.register_buffer("weight", F.pad(rounded, (0, self.padding)))
+        self.register_buffer("scale", scale.flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = F.pad(x, (0, self.padding)) if self.padding else x
+        # a copy even of bfloat16: the product reads from aligned memory only
+        rows = rows.to(torch.bfloat16, copy=True, memory_format=torch.contiguous_format)
+        out = int8_product(rows.view(-1, rows.shape[-1]), self.weight, self.scale)
+        return out.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from .config import AttentionConfig, ModelConfig, head_width
 from .errors import CoupledQKError
 from .initial import INIT_STD, Normal, global_normal, initialize
 from .layers import KVCache, RMSNorm, SwiGLU
-from .linear import linear
-from .loss import linear_cross_entropy
+from .linear import Int8Linear, Linear, linear
+from .loss import IGNORED, linear_cross_entropy
 from .rope import Rope, rope_at
 from .sampling import Sampler
 from .values import FirstValues
@@ -66,6 +66,7 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
+        self.int8_head: Int8Linear | None = None
         device = torch.get_default_device()
         # Built without storage, so that each weight is drawn once. Under torch.device("meta") it stays so.
         with torch.device("meta"):
@@ -105,12 +106,43 @@ class TransformerLM(nn.Module):
         """
         x = self.hidden(tokens, padding, cache)
         if targets is None:
-            return linear(x, self.embed.weight)
+            return self.logits(x)
         if targets.shape != tokens.shape:
             raise CoupledQKError(
                 f"targets of shape {tuple(targets.shape)}: expected that of the tokens, {tuple(tokens.shape)}"
             )
+        if self.int8_head is not None:
+            return self._loss_by_logits(x, targets, reduction)
         return linear_cross_entropy(x, self.embed.weight, targets, reduction)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(..., vocabulary) from final states (..., d_model)."""
+        return linear(states, self.embed.weight) if self.int8_head is None else self.int8_head(states)
+
+    def _loss_by_logits(self, x: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+        rows = zip(x, targets, strict=True)  # one sequence at a time, because logits are large
+        sums = [
+            F.cross_entropy(self.logits(row), target, ignore_index=IGNORED, reduction="sum") for row, target in rows
+        ]
+        total = torch.stack(sums).sum()
+        return total if reduction == "sum" else total / (targets != IGNORED).sum()
+
+    def to_int8(self) -> "TransformerLM":
+        """Rounds the weight matrices to 8 bits, in place, for generation and evaluation on a CPU; it cannot be trained then.
+
+        Embeddings, norms and dynamics keep their precision; the tied output matrix is a rounded copy.
+        """
+        device = self.embed.weight.device
+        if device.type != "cpu":
+            raise CoupledQKError(
+                f"int8 weights run on a CPU, not on {device}: leave out int8, or set the device to cpu"
+            )
+        for module in list(self.modules()):
+            for name, child in list(module.named_children()):
+                if type(child) is Linear:
+                    setattr(module, name, Int8Linear(child.weight))
+        self.int8_head = Int8Linear(self.embed.weight)
+        return self.requires_grad_(False)
 
     def hidden(self, tokens: Tensor, padding: Tensor | None = None, cache: list[KVCache] | None = None) -> Tensor:
         """The final normalised states, (B, T, d_model)."""
@@ -198,7 +230,7 @@ class TransformerLM(nn.Module):
         stopped = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
         for _ in range(max_new_tokens):
             states = self.hidden(tokens, padding, cache)
-            token = sample(linear(states[:, -1], self.embed.weight))
+            token = sample(self.logits(states[:, -1]))
             if stop_token is not None:
                 token = token.masked_fill(stopped, stop_token)
                 stopped = stopped | (token == stop_token)

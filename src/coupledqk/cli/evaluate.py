@@ -32,6 +32,8 @@ class Eval(WithPlugin):
     """Weights to evaluate: those with the lowest validation loss, or the final ones."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
+    int8: bool = False
+    """Evaluate with weight matrices rounded to 8 bits too, as `coupledqk generate --int8` uses them."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -39,10 +41,19 @@ class Eval(WithPlugin):
         from ..runs import Run
 
         run = Run.open(self.run_folder)
-        found = run.evaluate(self.split, self.corpus, self.data_dir, self.checkpoint, self.device)
+        chosen = self.split, self.corpus, self.data_dir, self.checkpoint, self.device
+        found = run.evaluate(*chosen)
+        rows = [["as trained", found]]
+        if self.int8:
+            rounded = run.evaluate(*chosen, int8=True)
+            rows.append(["int8", rounded])
+            found["int8"] = {name: rounded[name] for name in ("loss", "perplexity", "bits_per_byte")}
         if self.json:
             print(json.dumps(found, indent=2))
             return
-        row = [found["corpus"], found["split"], f"{found['perplexity']:.3f}", f"{found['bits_per_byte']:.4f}"]
-        print(table(["corpus", "split", "perplexity", "bits per byte"], [row]))
+        cells = [
+            [found["corpus"], found["split"], weights, f"{of['perplexity']:.3f}", f"{of['bits_per_byte']:.4f}"]
+            for weights, of in rows
+        ]
+        print(table(["corpus", "split", "weights", "perplexity", "bits per byte"], cells))
         print(wrapped(f"\nPerplexity: {found['perplexity_definition']}.\nCorpus hash: {found['hash']}"))

@@ -24,13 +24,13 @@ Checkpoint = Literal["best", "final"] | Path
 class Run(RunFolder):
     """A run folder with the model that was trained in it: `Run.open("runs/NAME").model()`."""
 
-    def model(self, checkpoint: Checkpoint = "best", device: str = "auto") -> TransformerLM:
-        """The trained model, ready to evaluate or to sample from."""
+    def model(self, checkpoint: Checkpoint = "best", device: str = "auto", int8: bool = False) -> TransformerLM:
+        """The trained model, ready to evaluate or to sample from; `int8` rounds its weight matrices to 8 bits."""
         with torch.device("meta"):
             model = TransformerLM(self.config.model)
         model.to_empty(device=pick_device(device))
         model.load_state_dict(run_weights(self, checkpoint))
-        return model.eval()
+        return model.to_int8().eval() if int8 else model.eval()
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""
@@ -57,9 +57,10 @@ class Run(RunFolder):
         checkpoint: Checkpoint = "best",
         device: str = "auto",
         progress: bool = True,
+        int8: bool = False,
     ) -> dict[str, Any]:
         """Loss, perplexity and bits per byte on a split of the run's corpus or of another, and what they mean."""
-        model, data = self.model(checkpoint, device), self.text(corpus, data_dir)
+        model, data = self.model(checkpoint, device, int8), self.text(corpus, data_dir)
         tokens = self.corpus(corpus, data_dir, progress)
         seq_len = self.config.train.seq_len
         batches = valid_batches(getattr(tokens, split), seq_len, batch_size=8)
@@ -82,9 +83,10 @@ class Run(RunFolder):
         seed: int | None = None,
         checkpoint: Checkpoint = "best",
         device: str = "auto",
+        int8: bool = False,
     ) -> Iterator[str]:
         """Continues a text, piece by piece as it is sampled: `"".join(run.generate("def "))`."""
-        model, tokenizer = self.model(checkpoint, device), self.tokenizer()
+        model, tokenizer = self.model(checkpoint, device, int8), self.tokenizer()
         ids = tokenizer.encode(prompt)
         if not ids:
             raise CoupledQKError("the prompt is empty: give at least one character, such as 'def '")
