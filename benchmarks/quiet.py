@@ -42,30 +42,36 @@ class Part:
 
 PARTS = (
     Part(
-        "train", 8,
-        (*BENCH, "--n-steps", "1", "3", "--variants", "euler", "hamiltonian", "diff", "--training-only", *LAUNCHES,
-         "--rounds", "2", "--minutes", "7", "--memory-batch", "8", "--save", "{save}"),
+        "train", 7.5,
+        (*BENCH, "--n-steps", "1", "3", "--variants", "euler", "hamiltonian", "diff", "--peers", "llama", "--training-only",
+         *LAUNCHES, "--rounds", "2", "--minutes", "8", "--memory-batch", "0", "--save", "{save}"),
     ),
     Part(
         "decode", 3.5,
-        (*BENCH, "--decode", "--variants", "euler", "hamiltonian", "--peers", "llama", *LAUNCHES, "--rounds", "1",
+        (*BENCH, "--decode", "--int8", "--variants", "hamiltonian", "--peers", "llama", *LAUNCHES, "--rounds", "1",
          "--minutes", "4", "--save", "{save}"),
     ),
     Part(
-        "peers", 4.5,
-        (*BENCH, "--variants", "standard", "--peers", "llama", "x-transformers", "nanogpt", "--training-only", *LAUNCHES,
-         "--rounds", "2", "--minutes", "5", "--memory-batch", "0", "--save", "{save}"),
-    ),
-    Part(
-        "compiled", 7,
-        (*BENCH, "--compile", "--variants", "hamiltonian", "--peers", "llama", "nanogpt", "--training-only", *LAUNCHES,
-         "--rounds", "2", "--minutes", "7", "--save", "{save}"),
+        "compiled", 7.5,
+        (*BENCH, "--compile", "--variants", "hamiltonian", "--peers", "llama", "--training-only", *LAUNCHES,
+         "--rounds", "2", "--minutes", "8", "--save", "{save}"),
     ),
     Part("couple", 1.5, ("benchmarks/couple.py", "--rounds", "5")),
-    Part("distributed", 2, ("benchmarks/distributed.py",)),
+    Part("distributed", 2, ("benchmarks/distributed.py", "speed", "--save", "{save}")),
     Part("engines", 2, ("benchmarks/engines.py",)),
+    Part(
+        "peers", 3.5,
+        (*BENCH, "--variants", "standard", "--peers", "x-transformers", "nanogpt", "--training-only", *LAUNCHES,
+         "--rounds", "2", "--minutes", "4", "--memory-batch", "0", "--save", "{save}"),
+    ),
+    Part(
+        "memory", 3,
+        (*BENCH, "--variants", "euler", "hamiltonian", "diff", "--peers", "llama", "--training-only", "--rounds", "1",
+         "--memory-batch", "8", "--save", "{save}"),
+    ),
     Part("growth", 9, ("benchmarks/growth.py", "--save", "{save}")),
 )  # fmt: skip
+"""In order of value. Peak memory does not depend on how busy the machine is: that part and its one round can wait."""
 
 
 def main() -> None:

@@ -271,6 +271,12 @@ def test_decoding_is_relative_to_standard_without_peers() -> None:
     assert rows[1].cache_bytes == rows[0].cache_bytes / 4
 
 
+def test_int8_copies_are_decoded_beside_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--decode", "--int8", "--prompt", "5", "--new-tokens", "3", "--variants", "euler")["rows"]
+    assert [row["name"] for row in rows] == ["standard", "euler", "standard (int8)", "euler (int8)"]
+    assert [row["parameters"] for row in rows[2:]] == [row["parameters"] for row in rows[:2]]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -283,6 +289,7 @@ def test_decoding_is_relative_to_standard_without_peers() -> None:
         (["--until", "0"], "until=0.0: expected a number above 0"),
         (["--minutes", "3"], "--minutes limits the launches: give --launches or --until as well"),
         (["--compile", "--decode"], "--compile is measured in training passes: leave out --decode"),
+        (["--int8"], "--int8 is for decoding: give --decode as well"),
         (["--widths", "100"], "widths=100: expected multiples of 64"),
         (["--depths", "0"], "depths=0: expected at least 1"),
         (["--rounds", "0"], "rounds=0: expected at least 1"),

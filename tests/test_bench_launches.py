@@ -84,6 +84,18 @@ def test_no_launch_is_begun_that_would_end_after_the_limit() -> None:
     found = repeat(clock.launch, lambda found: False, fewest=5, minutes=3.5, clock=clock)
     assert len(found) == 3
     assert clock.now == 180
+    clock = FakeClock()
+    assert len(repeat(clock.launch, lambda found: False, fewest=5, minutes=0.5, clock=clock)) == 1
+
+
+def test_a_long_first_launch_does_not_prevent_a_second() -> None:
+    clock = FakeClock()
+
+    def launch(number: int) -> int:
+        clock.now += 180 if number == 0 else 0  # it compiles
+        return clock.launch(number)
+
+    assert len(repeat(launch, lambda found: False, fewest=5, minutes=6.5, clock=clock)) == 3
 
 
 def test_what_the_time_limit_prevented_is_one_line() -> None:

@@ -1,23 +1,28 @@
 """The suite of measurements is resumable, and keeps to its time limit."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "quiet.py"
+ROOT = Path(__file__).parents[1]
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch):
-    spec = importlib.util.spec_from_file_location("quiet", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "quiet", module)
-    spec.loader.exec_module(module)
-    return module
+    return script("quiet", monkeypatch)
 
 
 def test_a_part_is_run_once_and_kept(quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,3 +74,24 @@ def test_the_commands_of_the_suite_can_be_parsed(quiet, monkeypatch: pytest.Monk
     for command in commands:
         with pytest.raises(ParsedError):
             main(list(command))
+
+
+def test_results_become_the_tables_of_the_documentation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    summary = script("summary", monkeypatch)
+    eager = ROOT / "results" / "bench" / "2026-11-17-throughput.json"
+    data = json.loads(eager.read_text())
+    data["about"]["compiled"] = True
+    data["rows"][1]["training"]["relative"]["median"] = 0.5
+    data["rows"] = data["rows"][:2]
+    (tmp_path / "compiled.json").write_text(json.dumps(data))
+    monkeypatch.setattr(sys, "argv", ["summary.py", str(eager), str(tmp_path / "compiled.json")])
+    summary.main()
+    lines = capsys.readouterr().out.splitlines()
+    cells = {line.split(" | ")[0]: line.split(" | ") for line in lines if line.startswith("| `")}
+    assert list(cells) == ["| `standard`", "| `euler`, n = 3", "| `hamiltonian`, n = 3"]
+    assert cells["| `euler`, n = 3"][1].startswith("0.977 (")
+    assert cells["| `euler`, n = 3"][2].startswith("0.500 (")
+    assert cells["| `hamiltonian`, n = 3"][1].startswith("0.933 (")
+    assert cells["| `hamiltonian`, n = 3"][2] == "–"

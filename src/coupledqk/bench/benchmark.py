@@ -56,6 +56,8 @@ class Benchmark:
     """Number of tokens in the prompt, with --decode."""
     new_tokens: int = 128
     """Number of tokens to decode, with --decode."""
+    int8: bool = False
+    """Time our models with weight matrices rounded to 8 bits as well, with --decode on a CPU."""
     rounds: int | None = None
     """Number of rounds, each of which times every contender once; a warm-up round precedes them. Unless given, 10, or 3 in
     each launch."""
@@ -128,6 +130,8 @@ class Benchmark:
             )
         if self.minutes is not None and self.launches is None and self.until is None:
             raise CoupledQKError("--minutes limits the launches: give --launches or --until as well")
+        if self.int8 and not self.decode:
+            raise CoupledQKError("--int8 is for decoding: give --decode as well")
         if self.compile and self.decode:
             raise CoupledQKError("--compile is measured in training passes: leave out --decode")
 
@@ -156,10 +160,9 @@ class Benchmark:
         variants = self.variants or (("euler", "hamiltonian") if self.n_steps else tuple(PAPER_VARIANTS))
         longest = max(2048, self.seq_len, self.prompt + self.new_tokens, *self.lengths)
         shape |= {"vocab_size": self.vocab, "n_positions": longest}
-        found = [
-            *our_contenders(self.preset, variants, self.impl, self.n_steps, **shape),
-            *peer_contenders(self.preset, self.peers, **shape),
-        ]
+        ours = our_contenders(self.preset, variants, self.impl, self.n_steps, **shape)
+        rounded = [replace(each, name=f"{each.name} (int8)", int8=True) for each in ours] if self.int8 else []
+        found = [*ours, *rounded, *peer_contenders(self.preset, self.peers, **shape)]
         if not self.compile:
             return found
         return [*(replace(each, compiled=True) for each in found), replace(found[0], name=f"{found[0].name} (eager)")]

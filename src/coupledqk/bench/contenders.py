@@ -64,6 +64,8 @@ class Contender:
     peer: str | None = None
     compiled: bool = False
     """Whether the model is compiled by torch.compile before it is timed."""
+    int8: bool = False
+    """Whether the weight matrices of our model are rounded to 8 bits, for decoding."""
 
     @property
     def label(self) -> str:
@@ -82,6 +84,8 @@ class Contender:
             return find_peer(self.peer)(self.config).to(device)
         model = Ours(self.config).to(device)
         set_impl(model, self.impl)
+        if self.int8:
+            model.to_int8()
         return model
 
 

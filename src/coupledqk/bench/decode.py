@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..costs import sizes
+from ..costs import count_parameters, sizes
 from .check import check_decoding
 from .conditions import observe
-from .contenders import Setup, TimedModel
+from .contenders import Contender, Setup, TimedModel
 from .orders import Launch, Order
 from .records import DecodeRow
 from .timing import OnMessage, round_robin, seconds_of, speeds_over_launches
@@ -30,9 +30,14 @@ def time_decoding(order: Order, on_message: OnMessage = lambda text: None) -> La
     observed = observe(order.cores, setup.threads)
     runs = {place: partial(seconds_of_call, model, prompt, new_tokens, setup) for place, model in models.items()}
     times = round_robin(runs, order.rounds, lambda text: on_message(f"decoding, {text}"))
-    parameters = {place: sum(p.numel() for p in model.parameters()) for place, model in models.items()}
+    parameters = {place: count(order.contenders[place], model) for place, model in models.items()}
     seconds = {place: tuple(each) for place, each in times.items()}
     return Launch({"decode": seconds}, parameters, observed())
+
+
+def count(contender: Contender, model: TimedModel) -> int:
+    """Number of parameters; rounded weights are buffers, which are not counted among them."""
+    return count_parameters(contender.config) if contender.int8 else sum(p.numel() for p in model.parameters())
 
 
 def decode_rows(order: Order, launches: Sequence[Launch], in_processes: bool) -> list[DecodeRow]:

@@ -24,7 +24,7 @@ class Bench(WithPlugin, Benchmark):
         coupledqk bench --variants euler hamiltonian --impl reference fused
         coupledqk bench --lengths 256 512 1024 2048 4096 --batch 1 --variants hamiltonian diff
         coupledqk bench --n-steps 1 3 5 7
-        coupledqk bench --decode --peers llama --launches 5
+        coupledqk bench --decode --int8 --peers llama --launches 5
         coupledqk bench --variants euler hamiltonian --until 0.01 --minutes 20
         coupledqk bench --compile --peers llama x-transformers nanogpt --launches 5
         coupledqk bench --check results/bench/2026-11-17-throughput.json
