@@ -1,11 +1,12 @@
 """How fast a corpus is prepared, against tiktoken alone, and in how much memory.
 
-Our time is all of `prepare` from an empty cache: reading, checking and splitting the text, encoding, hashing, and writing to
-disk. Tiktoken's is the encoding of the same documents, which lie in memory, on as many threads as there are cores. The
-two alternate; each round gives a ratio.
+Our time is all of `prepare` from an empty cache: reading, checking and splitting the text, encoding in `--jobs` processes (by
+default one per core), hashing, and writing to disk. Tiktoken's is the encoding of the same documents, which lie in memory,
+on as many threads as there are cores. The two alternate; each round gives a ratio.
 
     python benchmarks/tokenization.py --megabytes 64
     python benchmarks/tokenization.py --megabytes 1000 --rounds 3
+    python benchmarks/tokenization.py --megabytes 200 --jobs 1      # without other processes
     python benchmarks/tokenization.py --text my.txt
 """
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--text", help="a corpus by name or path; the default is python-stdlib")
     parser.add_argument("--megabytes", type=float, default=32, help="the corpus is repeated up to this size")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=CORES, help="processes that tokenize")
     parser.add_argument("--measure-memory", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure_memory:
@@ -48,7 +50,7 @@ def main() -> None:
         os.environ["COUPLEDQK_CACHE"] = f"{folder}/cache"
         text = Path(folder, "text.txt")
         text.write_text(SEPARATOR.join(documents(options.text or "python-stdlib", options.megabytes * 1e6)))
-        report(text, options.rounds)
+        report(text, options.rounds, options.jobs)
 
 
 def documents(corpus: str, size: float) -> Iterator[str]:
@@ -65,13 +67,15 @@ def documents(corpus: str, size: float) -> Iterator[str]:
             return
 
 
-def report(text: Path, rounds: int) -> None:
+def report(text: Path, rounds: int, jobs: int) -> None:
     megabytes = text.stat().st_size / 1e6
     print(machine())
-    print(f"Python {platform.python_version()}, tiktoken {tiktoken.__version__}, {megabytes:.1f} MB of text")
+    print(
+        f"Python {platform.python_version()}, tiktoken {tiktoken.__version__}, {megabytes:.1f} MB of text, {jobs} jobs"
+    )
     ratios = []
     for number in range(rounds):
-        alone, ours = seconds_of_tiktoken(text), seconds_of_prepare(text, number)
+        alone, ours = seconds_of_tiktoken(text), seconds_of_prepare(text, number, jobs)
         ratios.append(alone / ours)
         print(
             f"round {number + 1}: tiktoken {megabytes / alone:.1f} MB/s, prepare {megabytes / ours:.1f} MB/s, {ratios[-1]:.3f}"
@@ -109,12 +113,12 @@ def tiktoken_gpt2() -> tiktoken.Encoding:
     )
 
 
-def seconds_of_prepare(text: Path, number: int) -> float:
+def seconds_of_prepare(text: Path, number: int, jobs: int) -> float:
     cache = os.environ["COUPLEDQK_CACHE"]
     os.environ["COUPLEDQK_CACHE"] = f"{cache}-{number}"
     try:
         start = time.perf_counter()
-        prepare(DataConfig(corpus=str(text)))
+        prepare(DataConfig(corpus=str(text)), jobs=jobs)
         return time.perf_counter() - start
     finally:
         os.environ["COUPLEDQK_CACHE"] = cache

@@ -7,22 +7,25 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import DataConfig
+from ..errors import CoupledQKError
 from ..terminal import table
 
 
 @dataclass(frozen=True)
 class Data:
-    """Tokenize a corpus, or show what it contains: bytes, documents, tokens, content hash.
+    """Tokenize a corpus, show what it contains (bytes, documents, tokens, content hash), or verify its tokens.
 
     Try it:
 
         coupledqk data info
         coupledqk data prepare --corpus my-texts/ --tokenizer bpe:4096
         coupledqk data prepare --corpus wikitext-103 --data-dir copies/wikitext-103
+        coupledqk data verify --corpus my-texts/ --tokenizer bpe:4096
     """
 
-    action: Literal["prepare", "info"]
-    """prepare tokenizes the corpus and says where the tokens are kept; info prints its statistics, tokenizing it if needed."""
+    action: Literal["prepare", "info", "verify"]
+    """prepare tokenizes the corpus and says where the tokens are kept; info prints its statistics, tokenizing it if needed;
+    verify reads the tokens that are kept and compares their checksums, whatever their size."""
     corpus: str = "python-stdlib"
     """Corpus: python-stdlib, wikitext-2, wikitext-103, openwebtext, pubmed, or a local file or folder."""
     tokenizer: str = "bpe:2048"
@@ -31,14 +34,25 @@ class Data:
     """Folder with a local copy of a named corpus; without it, the corpus comes from the Hugging Face hub."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not UTF-8: refuse the text, or replace them."""
+    jobs: int | None = None
+    """Number of processes that tokenize, by default one per core. The tokens do not depend on it."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from ..data.shards import cache_folder, open_text
+        from ..data.shards import cache_folder, open_text, verify
 
+        if self.jobs is not None and self.jobs < 1:
+            raise CoupledQKError(f"--jobs {self.jobs}: expected at least 1")
         folder = None if self.data_dir is None else str(self.data_dir)
-        info = open_text(DataConfig(self.corpus, self.tokenizer, folder, encoding_errors=self.encoding_errors)).info
+        config = DataConfig(self.corpus, self.tokenizer, folder, encoding_errors=self.encoding_errors)
+        if self.action == "verify":
+            size = verify(config)
+            print(
+                json.dumps({"bytes": size}) if self.json else f"All {size:,} bytes of tokens are as they were written."
+            )
+            return
+        info = open_text(config, jobs=self.jobs).info
         if self.json:
             print(json.dumps({**dataclasses.asdict(info), "hash": info.hash}, indent=2))
             return
