@@ -88,12 +88,14 @@ def serve() -> None:
     """What the started process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    (definition,) = _receive(requests)
-    tokenizer = from_json(definition.decode())
-    while texts := _receive(requests):
-        _send(
-            answers, [ids.astype("<u4").tobytes() for ids in tokenizer.encode_batch([text.decode() for text in texts])]
-        )
+    try:
+        (definition,) = _receive(requests)
+        tokenizer = from_json(definition.decode())
+        while texts := _receive(requests):
+            ids = tokenizer.encode_batch([text.decode() for text in texts])
+            _send(answers, [found.astype("<u4").tobytes() for found in ids])
+    except BrokenPipeError:
+        os._exit(0)  # the other side has ended; at a regular exit Python would complain about what it cannot write
 
 
 def _send(file: Any, parts: Sequence[bytes]) -> None:

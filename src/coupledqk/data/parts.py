@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PART = 64
-"""Batches in a file: about 16 MB of text. A smaller corpus leaves no files."""
+"""Batches in a file: 16 to 33 MB of text. A smaller corpus leaves no files."""
 
 
 class EncodedBatch(NamedTuple):

@@ -44,6 +44,8 @@ _MARKER = re.compile(r"<\|endoftext\|>\r?\n")
 _LAST_WORD = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 # Another place where a word ends for byte-pair encodings, in text without white space.
 _LAST_SYMBOL = re.compile(r".*(?:[^\W_](?=[^\w\s]|_)|[A-Za-z](?=[0-9]))", re.DOTALL)
+_TAIL = 1 << 14
+"""Characters at the end of a text among which a place to cut is looked for."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARKER_LENGTH = len("<|endoftext|>\r\n")
 
@@ -97,10 +99,11 @@ def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
 
 def _place_to_cut(text: str) -> int:
     """Where the text can be cut without changing a token: 0 if nowhere, unless it is so long that it has to be cut."""
-    if words := _LAST_WORD.match(text):
+    start = max(0, len(text) - _TAIL)
+    if words := _LAST_WORD.match(text, start):
         return words.end()
     end = max(0, len(text) - _MARKER_LENGTH)  # what may become a marker stays together
-    if words := _LAST_SYMBOL.match(text, 0, end):
+    if words := _LAST_SYMBOL.match(text, start, end):
         return words.end()
     if len(text) < MAX_PIECE:
         return 0
