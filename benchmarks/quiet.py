@@ -119,11 +119,15 @@ def run(part: Part, save: Path, log: Path) -> None:
         stop = threading.Timer(120 * part.minutes, os.killpg, (process.pid, signal.SIGTERM))
         stop.start()
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-        code = process.wait()
-        stop.cancel()
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line)
+            code = process.wait()
+        finally:
+            stop.cancel()
+            if process.poll() is None:  # interrupted
+                os.killpg(process.pid, signal.SIGTERM)
     if code:
         print(f"{part.name}: failed with exit code {code}; it is not in the log", flush=True)
         return

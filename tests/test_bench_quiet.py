@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,27 @@ def test_results_become_the_tables_of_the_documentation(
     assert cells["| `euler`, n = 3"][2].startswith("0.500 (")
     assert cells["| `hamiltonian`, n = 3"][1].startswith("0.933 (")
     assert cells["| `hamiltonian`, n = 3"][2] == "–"
+
+
+def test_growth_is_measured_fitted_and_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    growth = script("growth", monkeypatch)
+    small = replace(
+        growth.COMMON, preset="mini", vocab=31, seq_len=8, rounds=1, memory_batch=0, device="cpu", threads=1
+    )
+    monkeypatch.setattr(
+        growth, "SWEEPS", {"depths": replace(small, depths=(1, 2, 3)), "n-steps": replace(small, n_steps=(1, 2, 3))}
+    )
+    monkeypatch.setattr(sys, "argv", ["growth.py", "--save", str(tmp_path)])
+    growth.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    fitted = [line[:4] for line in lines if "linear" in line]
+    assert fitted == [
+        *([["depths", name, "time", "linear"] for name in ("standard", "euler", "hamiltonian")]),
+        *([["n-steps", name, "time", "linear"] for name in ("euler", "hamiltonian")]),
+    ]
+    (figure,) = tmp_path.glob("*-growth.svg")
+    drawn = "".join(ElementTree.parse(figure).getroot().itertext())
+    assert "seconds of forward + backward against layers" in drawn
+    assert "seconds of forward + backward against steps n" in drawn

@@ -4,6 +4,7 @@ import math
 import time
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 
 from ..errors import CoupledQKError
@@ -23,7 +24,7 @@ def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: 
     With `check`, its loss and gradients are compared with those before.
     """
     # All models of a class share one cache of compiled code, and a model beyond the limit would silently run uncompiled.
-    torch._dynamo.config.recompile_limit = 64
+    torch.compiler.config.recompile_limit = 64
     expected = loss_and_gradients(model, batch, setup) if check else None
     model.compile(dynamic=False, backend=BACKEND)
     start = time.perf_counter()
