@@ -97,6 +97,7 @@ def test_copies_and_pickles_are_coupled_and_independent() -> None:
 
 
 def test_a_compiled_model_is_one_graph() -> None:
+    torch.compiler.reset()
     model, ids = coupled(), tokens(2, 9)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(logits(compiled, ids), logits(model, ids), **TOLERANCE)

@@ -206,6 +206,7 @@ def test_the_operators_are_well_formed():
 
 
 def test_compiles_to_one_graph():
+    torch.compiler.reset()
     q, k, dt = double_randn(1, 7, 4, 4), double_randn(1, 7, 2, 4), torch.rand(2, dtype=torch.float64)
     inputs, force = [x.requires_grad_() for x in (q, k, dt)], mlp_force(4).requires_grad_()
     results = []

@@ -304,6 +304,7 @@ def test_one_step_size_for_all_heads_may_be_a_number_or_a_tensor():
 
 
 def test_evolve_compiles_without_a_graph_break():
+    torch.compiler.reset()
     q, k, force = double_randn(1, 2, 4, 3), double_randn(1, 2, 2, 3), mlp_force(3)
     dt = torch.tensor([0.1, 0.2], dtype=torch.float64)
     compiled = torch.compile(evolve, backend="eager", fullgraph=True)

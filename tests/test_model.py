@@ -267,17 +267,18 @@ def test_checkpointing_runs_every_block_again_in_the_backward():
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("positions", ["learned", "rope"])
 @every_variant
-def test_every_variant_is_one_graph(name):
-    torch._dynamo.reset()
-    model, tokens = tiny_model(name, n_layers=1), random_tokens(2, 5)
+def test_every_variant_is_one_graph(name, positions):
+    torch.compiler.reset()
+    model, tokens = tiny_model(name, n_layers=1, positions=positions), random_tokens(2, 5)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens, tokens), model(tokens, tokens))
 
 
 @pytest.mark.parametrize(("name", "positions"), [("hamiltonian_gqa", "learned"), ("hamiltonian_diff", "rope")])
 def test_compiled_equals_eager_forward_and_backward(name, positions):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, tokens, targets = tiny_model(name, positions=positions, n_layers=1), random_tokens(2, 7), random_tokens(2, 7)
     results = []
     for run in (model, torch.compile(model, fullgraph=True)):

@@ -13,9 +13,19 @@ import torch
 
 import coupledqk.dynamics
 from conftest import double_randn, mlp_force
-from coupledqk import CoupledQKError, evolve
+from coupledqk import Attention, CoupledQKError, evolve, rope_at
 from coupledqk.dynamics.triton import MAX_WIDTH, compile_report, triton_dynamics, triton_dynamics_backward
-from test_fused import FAST_METHODS, LITTLE, assert_as_exact_as_the_reference, heads, random_inputs
+from coupledqk.initial import initialize
+from test_fused import (
+    FAST_METHODS,
+    LITTLE,
+    NO_ROPE,
+    assert_as_exact_as_the_reference,
+    heads,
+    random_inputs,
+    storages,
+    with_impl,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is built for Linux alone")
 
@@ -51,19 +61,41 @@ def check_odd_shapes(shape):
     assert_as_exact_as_the_reference("triton", random_inputs(*shape, 1, torch.float32), 1, "leapfrog")
 
 
+@pytest.mark.parametrize("variant", ["hamiltonian", "hamiltonian_gqa", "euler"])
+def check_with_rope_it_is_the_dynamics_and_then_the_rotation(variant):
+    x, results = torch.randn(1, 9, 32), []
+    for impl in ("reference", "triton"):
+        attention = with_impl(Attention.from_variant(variant, 32, 4, force_std=0.3), impl)
+        initialize(attention, seed=1)
+        x = x.detach().requires_grad_()
+        evolved = attention.evolved(x, rope_at(torch.arange(90, 99), attention.width))
+        parameters = [x, attention.qkv.weight, *attention.dynamics.parameters()]
+        results.append([*evolved, *torch.autograd.grad(sum(y.pow(3).sum() for y in evolved), parameters)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("method", "keeps"), [("leapfrog", "outputs"), ("euler", "inputs")])
+def check_outputs_are_kept_where_the_inputs_can_be_rebuilt(method, keeps):
+    qkv, *others = (x.requires_grad_() for x in random_inputs(1, 5, 4, 2, torch.float32))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        moved = triton_dynamics(*heads(qkv, 4), *others, *NO_ROPE, 2, method)
+    assert storages(kept) == storages([*(moved if keeps == "outputs" else [qkv]), *others])
+
+
 def check_the_same_bits_every_time():
     qkv, *others = random_inputs(1, 70, 16, 2, torch.float32)
     q, k = heads(qkv, 16)
-    first, second = (triton_dynamics_backward(q, k, q, k, *others, 2, "euler") for _ in range(2))
+    first, second = (triton_dynamics_backward(q, k, q, k, *others, *NO_ROPE, 2, "euler") for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
 def check_the_operators_are_well_formed():
     qkv, *others = random_inputs(1, 3, 4, 2, torch.float32)
     q, k = heads(qkv, 4)
-    torch.library.opcheck(triton_dynamics, (q.requires_grad_(), k, *others, 1, "leapfrog"))
+    torch.library.opcheck(triton_dynamics, (q.requires_grad_(), k, *others, *NO_ROPE, 1, "leapfrog"))
     grads = torch.randn_like(q), torch.randn_like(k)
-    torch.library.opcheck(triton_dynamics_backward, (*grads, q.detach(), k, *others, 1, "leapfrog"))
+    torch.library.opcheck(triton_dynamics_backward, (*grads, q.detach(), k, *others, *NO_ROPE, 1, "leapfrog"))
 
 
 def check_what_the_kernels_do_not_take():

@@ -7,9 +7,10 @@ A method is a run of blocks with one evaluation of the force in each (`Blocks` i
 
 Only the first and the last block may contain less than a whole kick, and only the last may lack its drift.
 
-The backward kernel runs from the inputs to each block anew, so nothing of the trajectory is stored. That is about n²/2
-more evaluations of f: for a few steps, on chip, cheaper than memory. It sums the gradients of the weights and of dt
-over its tokens into a slot of its own: no atomics, the same bits every time.
+With REBUILD the backward kernel starts from the outputs and undoes one block after the other. Otherwise it runs from the
+inputs to each block anew, which is about n²/2 more evaluations of f: for a few steps, on chip, cheaper than memory. Either
+way nothing of the trajectory is stored. It sums the gradients of the weights and of dt over its tokens into a slot of its
+own: no atomics, the same bits every time.
 
 The G queries of a group are padded to GROUP, a power of two, and the width d to D; what is padded is 0 and stays 0.
 """
@@ -53,7 +54,7 @@ def backward_kernel(
     n_tokens, n_blocks, grad_q_token, grad_q_head, grad_k_token, grad_k_head,
     q_token, q_head, k_token, k_head, new_q_token, new_k_token,
     DRIFT_FIRST: tl.constexpr, FIRST_KICK: tl.constexpr, LAST_KICK: tl.constexpr, LAST_DRIFT: tl.constexpr,
-    TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+    TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr, REBUILD: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.program_id(0), tl.program_id(1)
     dt = tl.load(dt_ptr + head)
@@ -69,18 +70,24 @@ def backward_kernel(
         grad_q = tl.load(grad_q_at, q_mask, 0.0).to(tl.float32)
         grad_k = tl.load(grad_k_at, k_mask, 0.0).to(tl.float32)
 
-        for undone in range(n_blocks):
-            block = n_blocks - 1 - undone
+        if REBUILD:
             q = tl.load(q_at, q_mask, 0.0).to(tl.float32)
             k = tl.load(k_at, k_mask, 0.0).to(tl.float32)
-            for before in range(block):
-                kick, drift = shares(before, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
-                q, k = advance(q, k, dt, w1, w2, kick, drift, DRIFT_FIRST, TOKENS, G, GROUP, D)
+        for undone in range(n_blocks):
+            block = n_blocks - 1 - undone
+            kick, drift = shares(block, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
+            if REBUILD:
+                q -= drift * dt * spread_groups(k, TOKENS, GROUP, D)
+            else:
+                q = tl.load(q_at, q_mask, 0.0).to(tl.float32)
+                k = tl.load(k_at, k_mask, 0.0).to(tl.float32)
+                for before in range(block):
+                    earlier_kick, earlier_drift = shares(before, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
+                    q, k = advance(q, k, dt, w1, w2, earlier_kick, earlier_drift, DRIFT_FIRST, TOKENS, G, GROUP, D)
 
             h, slope = hidden(q, w1, TOKENS, G, GROUP)
             h = sum_groups(h, TOKENS, GROUP, D)
             force = times(h, tl.trans(w2), w2.dtype) / G
-            kick, drift = shares(block, n_blocks, FIRST_KICK, LAST_KICK, LAST_DRIFT)
             pull = drift * sum_groups(grad_q, TOKENS, GROUP, D)
             if DRIFT_FIRST:
                 grad_dt += tl.sum(pull * k + kick * grad_k * force, axis=1)
@@ -88,7 +95,11 @@ def backward_kernel(
                 grad_k += dt * pull
             else:
                 grad_k += dt * pull
-                grad_dt += tl.sum(pull * (k + kick * dt * force) + kick * grad_k * force, axis=1)
+                if REBUILD:
+                    grad_dt += tl.sum(pull * k + kick * grad_k * force, axis=1)
+                    k -= kick * dt * force
+                else:
+                    grad_dt += tl.sum(pull * (k + kick * dt * force) + kick * grad_k * force, axis=1)
                 grad_force = kick * dt / G * grad_k
 
             grad_w2 += times(tl.trans(grad_force), h, w2.dtype)

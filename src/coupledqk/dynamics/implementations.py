@@ -71,16 +71,14 @@ def integrate_fast(
     method: str,
     rope: Rope | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"; `rope` by "fused" alone."""
+    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"; `rope` not by "few_tokens"."""
     assert isinstance(force, MLPForce)
     dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device)
     if impl == "few_tokens":
+        assert rope is None
         return few_tokens.few_tokens_dynamics(q, k, dt, force, n_steps, method)
-    dt = dt.expand(k.shape[2])
-    if impl == "fused":
-        cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
-        return fused_dynamics(q, k, dt, force.w1, force.w2, cos, sin, n_steps, method)
-    assert rope is None
-    from .triton import triton_dynamics
-
-    return triton_dynamics(q, k, dt, force.w1, force.w2, n_steps, method)
+    cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
+    operator = fused_dynamics
+    if impl == "triton":
+        from .triton import triton_dynamics as operator
+    return operator(q, k, dt.expand(k.shape[2]), force.w1, force.w2, cos, sin, n_steps, method)

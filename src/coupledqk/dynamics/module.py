@@ -66,7 +66,8 @@ def evolve_and_rotate(
     if not isinstance(rope, Rope) or has_forward_hooks(dynamics) or not keeps_only_outputs(dynamics, q, k):
         return rope(*dynamics(q, k))
     config = dynamics.config
-    return integrate_fast("fused", q, k, dynamics.step_size, dynamics.force, config.n_steps, config.method, rope)
+    impl = choose(dynamics.impl, q, k, dynamics.step_size, dynamics.force, config.method)
+    return integrate_fast(impl, q, k, dynamics.step_size, dynamics.force, config.n_steps, config.method, rope)
 
 
 def keeps_only_outputs(dynamics: nn.Module, q: Tensor, k: Tensor | None = None) -> TypeGuard[Dynamics]:
@@ -75,7 +76,7 @@ def keeps_only_outputs(dynamics: nn.Module, q: Tensor, k: Tensor | None = None) 
         return False
     k, config = q if k is None else k, dynamics.config
     impl = choose(dynamics.impl, q, k, dynamics.step_size, dynamics.force, config.method)
-    return impl == "fused" and rebuilds(q, k, config.n_steps, config.method)
+    return impl in ("fused", "triton") and rebuilds(q, k, config.n_steps, config.method)
 
 
 def set_impl(model: nn.Module, impl: str) -> None:

@@ -1,8 +1,8 @@
 """The integrators with the MLP force as one Triton kernel each way, for NVIDIA GPUs. Opt-in: impl="triton".
 
-The kernels are in `_triton_kernels.py`; here they become an operator of PyTorch. Products are taken in the precision of q and
-k, everything else in float32. `python -m coupledqk.dynamics.triton` compiles the kernels ahead of time, without a GPU,
-and prints what they need of one.
+The kernels are in `_triton_kernels.py`; here they become an operator of PyTorch, which saves what `fused.py` saves and rotates
+before and after the kernels. Products are taken in the precision of q and k, everything else in float32. `compile_report`
+compiles the kernels ahead of time, without a GPU, and says what they need of one.
 """
 
 import itertools
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
-from .fused import SHARE
+from ..rope import rotate, rotate_back
+from .fused import SHARE, rebuilds
 from .methods import moves_of
 from .operators import set_backward
 
@@ -25,11 +26,20 @@ MAX_WIDTH = 128
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 
-@torch.library.custom_op("coupledqk::triton_dynamics", mutates_args=())
+# A compiled graph is found again by the names of its operators, so one that saves something else needs another name.
+@torch.library.custom_op("coupledqk::triton_rotated_dynamics", mutates_args=())
 def triton_dynamics(
-    q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, w2: Tensor, n_steps: int, method: str
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    n_steps: int,
+    method: str,
 ) -> tuple[Tensor, Tensor]:
-    """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides."""
+    """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides; cos and sin are those of a `Rope`, if any."""
     kernels, dtype = _kernels_for(q, k), _product_dtype(q)
     blocks = as_blocks(moves_of(method, n_steps), method)
     constants = _constants(q.shape[2] // k.shape[2], q.shape[3], blocks, dtype)
@@ -41,10 +51,12 @@ def triton_dynamics(
     tensors = (q_rows, k_rows, *_weights(dt, w1, w2, dtype), new_q, new_k)
     strides = (*q_rows.stride()[:2], *k_rows.stride()[:2], new_q.stride(1), new_k.stride(1))
     _launch(kernels.forward_kernel, grid, *tensors, n_tokens, blocks.number, *strides, **constants)
+    if cos is not None and sin is not None:
+        new_q, new_k = rotate(new_q, cos, sin), rotate(new_k, cos, sin)
     return new_q.to(q.dtype), new_k.to(k.dtype)
 
 
-@torch.library.custom_op("coupledqk::triton_dynamics_backward", mutates_args=())
+@torch.library.custom_op("coupledqk::triton_rotated_dynamics_backward", mutates_args=())
 def triton_dynamics_backward(
     grad_q: Tensor,
     grad_k: Tensor,
@@ -53,9 +65,17 @@ def triton_dynamics_backward(
     dt: Tensor,
     w1: Tensor,
     w2: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     n_steps: int,
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q and k are what the forward pass saved: its outputs if it `rebuilds` the inputs from them, else its inputs."""
+    rebuilding = rebuilds(q, k, n_steps, method)
+    if cos is not None and sin is not None:
+        grad_q, grad_k = rotate(grad_q, cos, -sin), rotate(grad_k, cos, -sin)
+        if rebuilding:
+            q, k = rotate_back(q, cos, sin), rotate_back(k, cos, sin)
     kernels, dtype = _kernels_for(q, k), _product_dtype(q)
     blocks = as_blocks(moves_of(method, n_steps), method)
     constants = _constants(q.shape[2] // k.shape[2], q.shape[3], blocks, dtype)
@@ -68,6 +88,7 @@ def triton_dynamics_backward(
     w1_slots, w2_slots = (dt_slots.new_empty(*grid, d, d) for _ in range(2))
     tensors = (*rows, *_weights(dt, w1, w2, dtype), new_q, new_k, dt_slots, w1_slots, w2_slots)
     strides = (*(stride for x in rows for stride in x.stride()[:2]), new_q.stride(1), new_k.stride(1))
+    constants["REBUILD"] = rebuilding
     _launch(kernels.backward_kernel, grid, *tensors, n_tokens, blocks.number, *strides, **constants)
     grad_dt, grad_w1, grad_w2 = dt_slots.sum(0), w1_slots.sum((0, 1)), w2_slots.sum((0, 1))
     return new_q.to(q.dtype), new_k.to(k.dtype), grad_dt.to(dt.dtype), grad_w1.to(w1.dtype), grad_w2.to(w2.dtype)
@@ -189,16 +210,16 @@ def _power_of_2(n: int) -> int:
 
 
 @triton_dynamics.register_fake
-def _(q, k, dt, w1, w2, n_steps, method):
+def _(q, k, dt, w1, w2, cos, sin, n_steps, method):
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
 @triton_dynamics_backward.register_fake
-def _(grad_q, grad_k, q, k, dt, w1, w2, n_steps, method):
+def _(grad_q, grad_k, q, k, dt, w1, w2, cos, sin, n_steps, method):
     return tuple(x.new_empty(x.shape) for x in (q, k, dt, w1, w2))
 
 
-set_backward(triton_dynamics, triton_dynamics_backward, "triton")
+set_backward(triton_dynamics, triton_dynamics_backward, "triton", rebuilds)
 
 
 def compile_report(
@@ -229,6 +250,8 @@ def _needs(capability: int, d: int, dtype: torch.dtype, kernel: Any) -> dict[str
 
     constants = _constants(group_size=1, d=d, blocks=as_blocks(moves_of("leapfrog", 3), "leapfrog"), dtype=dtype)
     options = {option: constants.pop(option) for option in ("num_warps", "num_stages")}
+    if "REBUILD" in kernel.arg_names:
+        constants["REBUILD"] = dtype == torch.float32  # as `rebuilds` decides for three steps
     kinds = {name: "constexpr" if name in constants else _kind(name, dtype) for name in kernel.arg_names}
     # Memory from PyTorch is aligned, and so are the strides at these widths.
     aligned = {
