@@ -28,7 +28,8 @@ from coupledqk.run_folder import RunFolder
 from coupledqk.training.checkpoints import Checkpoints
 from coupledqk.training.events import Step
 from coupledqk.training.logs import RunLog
-from coupledqk.training.loop import train
+from coupledqk.training.loop import ALL, train
+from coupledqk.training.mesh import SINGLE, Mesh
 from coupledqk.training.optimizer import build_optimizer
 from coupledqk.variants import preset
 
@@ -42,16 +43,16 @@ class RandomText:
         self.config, self.seconds = config, 0.0
         self.tokens = np.random.default_rng(0).integers(config.model.vocab_size, size=1_000_000, dtype=np.uint16)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
         start = time.perf_counter()
-        batch = train_batch(self.tokens, self.config.train.seq_len, self.config.train.batch_size, 0, step)
+        batch = train_batch(self.tokens, self.config.train.seq_len, self.config.train.batch_size, 0, step, rows)
         self.seconds += time.perf_counter() - start
         return batch
 
     def loss_sum(self, model: nn.Module, micro: tuple[Tensor, ...]) -> Tensor:
         return model(*micro, reduction="sum")
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, float]:
         raise AssertionError("the run ends before its first evaluation")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coupledqk import CoupledQKError
 from coupledqk.data import batches
-from coupledqk.data.batches import IGNORED, ComputedOrder, micro_batches, train_batch, valid_batches
+from coupledqk.data.batches import IGNORED, ComputedOrder, train_batch, valid_batches
 from coupledqk.loss import IGNORED as IGNORED_BY_THE_LOSS
 
 lengths = st.integers(1, 9)
@@ -85,19 +85,6 @@ def test_the_stream_of_rows_does_not_depend_on_the_batch_size(corpus, seed, size
 def test_different_seeds_give_different_data():
     first, second = (train_batch(text(1000), 10, 8, seed, 0)[0] for seed in (0, 1))
     assert not torch.equal(first, second)
-
-
-@given(corpus=corpora(), size=st.integers(1, 12), micro=sizes, step=st.integers(0, 20))
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_and_micro_batches_share_the_global_batch(world, corpus, size, micro, step):
-    batch = train_batch(*corpus, size, 0, step)
-    together = [torch.full_like(part, -1) for part in batch]
-    for rank in range(world):
-        parts = list(micro_batches(batch, micro, rank, world))
-        assert all(1 <= len(inputs) <= micro for inputs, _ in parts[1:])
-        for whole, mine in zip(together, zip(*parts, strict=True), strict=True):
-            whole[rank::world] = torch.cat(mine)
-    assert all(torch.equal(*pair) for pair in zip(together, batch, strict=True))
 
 
 @given(corpus=corpora(), size=st.integers(1, 12), step=st.integers(0, 20))

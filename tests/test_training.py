@@ -176,14 +176,14 @@ class Hopeless:
     def __init__(self, good_steps: int) -> None:
         self.good_steps = good_steps
 
-    def batch(self, step: int):
+    def batch(self, step: int, rows: slice = slice(None)):
         return torch.full((2, 1), step), torch.zeros(2, 1, dtype=torch.long)
 
     def loss_sum(self, model, micro):
         step = int(micro[0][0])
         return 2 * (model.weight.sum() * 0 + (2.0 if step < self.good_steps else 3.5))
 
-    def evaluate(self, model):
+    def evaluate(self, model, mesh):
         return {"loss": 2.0}
 
 

@@ -345,7 +345,10 @@ class RuntimeConfig:
     gradient_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more time."""
     compile: bool = False
-    """torch.compile the model."""
+    """torch.compile the model; of several processes, each of its layers."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How the processes that torchrun starts train one model: each with all of the model, or with a share of its weights,
+    gradients and optimiser state. Without effect in a single process."""
     impl: Literal["auto", "reference", "fused", "triton"] = "auto"
     """How the dynamics are computed: the fastest that was timed on such a device, or one by name. All give the same values."""
     save_every: int = 1_000

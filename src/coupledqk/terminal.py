@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import signal
 import sys
@@ -239,6 +240,23 @@ def tokenizing() -> Iterator[Callable[[int], None]]:
             bars.remove(bar)
 
 
+def is_first_process() -> bool:
+    """Whether this process reports to the user: of those that torchrun has started together, one does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def announced(message: str, after: float = 5.0) -> Iterator[None]:
+    """Prints a line to standard error if the block takes longer than so many seconds."""
+    timer = threading.Timer(after, lambda: print(message, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """Yields a function that says whether to stop: Ctrl-C or SIGTERM has come. A second one raises KeyboardInterrupt at once.
@@ -252,7 +270,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("\nstopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        if "RANK" not in os.environ:  # torchrun asks too, when another process has failed
+            print("\nstopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

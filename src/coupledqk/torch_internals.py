@@ -21,3 +21,8 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """x (m, k) by the transposed weight (n, k) in int8, times the scale of each row; k is a multiple of 16, memory aligned."""
     return torch.ops.aten._weight_int8pack_mm(x, weight, scale)
+
+
+def default_store() -> "torch.distributed.Store":
+    """The key-value store that the processes of a torch.distributed job share."""
+    return torch.distributed.distributed_c10d._get_default_store()

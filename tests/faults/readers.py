@@ -33,7 +33,8 @@ from coupledqk.lab.summary import outcome_summary
 from coupledqk.report.listing import run_record
 from coupledqk.report.snapshot import Snapshot
 from coupledqk.runs import Run
-from coupledqk.training.checkpoints import Checkpoints, damage, load_state, load_weights
+from coupledqk.training.checkpoints import Checkpoints, damage, load_weights
+from coupledqk.training.state_files import load_state
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ..errors import CoupledQKError
 from ..report.listing import results_table
 from ..run_folder import RunFolder, default_name
 from ..schema import change, parse_flags, to_toml
+from ..terminal import is_first_process
 from .settings import WithSettings, settings_help
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Train(WithSettings):
         coupledqk train --recipe wikitext-103 --variant hamiltonian --device cuda
         coupledqk train --resume runs/NAME
         coupledqk train --variant euler --gate --init-from runs/NAME
+        torchrun --nproc-per-node 8 -m coupledqk train --recipe wikitext-103-large --parallel fsdp
 
     Every setting is a flag by its name (here with nano's values):
 
@@ -58,6 +60,8 @@ class Train(WithSettings):
             print(to_toml(config), end="")
             return
         run = train_or_exit(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
+        if not is_first_process():
+            return
         hint = f": try `coupledqk generate {run.path} --prompt 'def '`" if isinstance(config.task, DataConfig) else ""
         print(f"{results_table([run])}\n\n{run.path}{hint}")
 
@@ -72,6 +76,8 @@ def train_or_exit(config: RunConfig, out: Path, **options: bool) -> "Run":
     try:
         return train(config, out, **options)
     except KeyboardInterrupt:
+        if not is_first_process():
+            sys.exit(130)
         plugin = f" --plugin {config.plugin.path}" if config.plugin else ""
         command = f"coupledqk train --resume {out}{plugin}"
         print(f"stopped; resume from the last checkpoint with\n\n    {command}", file=sys.stderr)

@@ -91,12 +91,6 @@ def valid_batches(tokens: NDArray[Any], length: int, batch_size: int, rows: slic
         yield _gather(tokens, starts[first : first + batch_size][rows] or [len(tokens)], length)
 
 
-def micro_batches(batch: Batch, size: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-    """A rank's share of a global batch, rows rank, rank + world, ..., at most `size` rows at a time."""
-    inputs, targets = batch
-    return zip(inputs[rank::world].split(size), targets[rank::world].split(size), strict=True)
-
-
 @lru_cache(maxsize=2)
 def _grid(n_windows: int, spare: int, seed: int, epoch: int) -> tuple[int, NDArray[Any] | ComputedOrder]:
     """Where an epoch's grid begins and in which order its windows come. RandomState's streams never change."""

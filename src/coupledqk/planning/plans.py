@@ -12,8 +12,7 @@ from .estimate import Machine, estimate, experiment_rows, require_fit
 from .figure import growth_figure
 from .summary import experiment_summary, run_summary
 
-ONE_GPU = "(this version trains a run on one GPU: there is no command for several yet)"
-PLANNED = ("micro_batch", "gradient_checkpointing", "device")
+PLANNED = ("micro_batch", "gradient_checkpointing", "parallel", "device")
 """Settings that a plan chooses."""
 
 
@@ -24,8 +23,12 @@ def plan_run(
     found = estimate(config, machine)
     best = require_fit(found, name)
     chosen = ["--micro-batch", str(best.micro_batch), "--gradient-checkpointing", str(best.checkpointing).lower()]
-    command = shlex.join(["coupledqk", "train", *arguments, *chosen, "--device", "cuda"])
-    summary = run_summary(found, name, command if machine.devices == 1 else ONE_GPU)
+    program = ["coupledqk"]
+    if machine.devices > 1:
+        program = ["torchrun", "--nproc-per-node", str(machine.devices), "-m", "coupledqk"]
+        chosen += ["--parallel", best.strategy]
+    command = shlex.join([*program, "train", *arguments, *chosen, "--device", "cuda"])
+    summary = run_summary(found, name, command)
     if figure is None:
         return summary
     write_atomic(figure, growth_figure(config, machine, best.micro_batch))

@@ -1,5 +1,6 @@
 """A run: a task trained into a folder, from wherever it was left."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -13,19 +14,22 @@ from torch import nn
 from ..config import RunConfig, identity
 from ..errors import CoupledQKError
 from ..provenance import origin
-from ..run_folder import RunFolder, default_name, variant_name
+from ..run_folder import RunFolder, Whole, default_name, variant_name
+from ..schema import flat
 from ..tasks.adapt import Adapting
 from ..tasks.glue import SentenceClassification
 from ..tasks.lm import LanguageModelling
 from ..tasks.models import pick_device
 from ..tasks.mqar import AssociativeRecall
 from ..tasks.pretrained import PretrainedClassification
-from ..terminal import stop_on_signals, tokenizing
+from ..terminal import announced, stop_on_signals, tokenizing
 from ..training import logs, loop
 from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
 from ..training.events import Consumer, Event, Finished
+from ..training.job import open_mesh, process_device
 from ..training.loop import Task, autocast
+from ..training.mesh import Mesh
 from .progress import training_progress
 from .run import Run
 
@@ -99,48 +103,110 @@ def train_run(
     """Trains a run into a folder, from its newest checkpoint if there is one; a finished run is returned as it is.
 
     The run's own logs are always written; `consumers` follow the training too, once the folder describes the run. What
-    `preparing` yields is called with the number of bytes of the corpus that have been tokenized.
+    `preparing` yields is called with the number of bytes of the corpus that have been tokenized. If torchrun has started
+    several processes, all of them call this, and the first one writes and reports.
     """
     run = Run(path)
-    run.refuse_other(config)
-    with run.lock():
-        run.create(config)
-        whole = run.whole()
-        if run.result and whole.until == math.inf:
+    with open_mesh(config) as mesh, ExitStack() as stack:
+        refuse_different_processes(mesh, config, path)
+        whole = mesh.from_first(lambda: _claim(run, config, stack))
+        if whole is None:
             return run
-        device = pick_device(config.runtime.device)
+        device = pick_device(process_device(config.runtime.device))
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
         if device.type == "cpu":
             keep_freed_memory()
-        with preparing() as on_bytes:
-            task = TASKS[config.task.kind](config, on_bytes)
-        if run.info and run.info["corpus"]["hash"] is None:
-            raise CoupledQKError(f"{path} was imported and cannot be resumed: start a new run with --init-from {path}")
-        if run.info and run.info["corpus"]["hash"] != task.about["hash"]:
-            raise CoupledQKError(
-                f"{task.about['corpus']} has changed since {path} began: bring it back, or train into another --out"
-            )
+        task = _open_task(run, config, mesh, preparing)
         model = task.build_model().to(device)
-        for name, text in task.files.items():
-            run.write_json(name, json.loads(text))
-        starts = [*run.info.get("starts", ()), origin()]
-        run.write_json("info.json", {**run_info(path.name, run.config, model, task.about), "starts": starts})
-        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep, run.verify_lock, whole)
+        mesh.from_first(lambda: _describe(run, model, task))
+        checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep, run.verify_lock, whole, mesh)
         event: Event | None = None
-        with ExitStack() as stack:
-            entered = [logs.RunLog(run, config.train.log_every), *consumers(run)]
-            listeners = [stack.enter_context(consumer) for consumer in entered]
-            for event in loop.train(model, task, config, checkpoints, stop):
+        with ExitStack() as following:
+            entered = [logs.RunLog(run, config.train.log_every), *consumers(run)] if mesh.is_first else []
+            listeners = [following.enter_context(consumer) for consumer in entered]
+            for event in loop.train(model, task, config, checkpoints, stop, mesh):
                 run.check_lock()
                 for listen in listeners:
                     listen(event)
         if isinstance(event, Finished):
-            with torch.no_grad(), autocast(device, config):
-                measures = task.final_measures(model)
-            run.verify_lock()
-            run.write_json("result.json", {**summarise(run, task), **measures})
+            alone = mesh.whole_model(model, lambda: TASKS[config.task.kind](config, None).build_model())
+            mesh.from_first(lambda: _finish(run, task, alone, device), patient=True)
     return run
+
+
+def refuse_different_processes(mesh: Mesh, config: RunConfig, path: Path) -> None:
+    """Raises on every process if they have not all been started with the same settings, apart from where data are."""
+    settings = {**flat(dataclasses.asdict(config)), "out": str(path)}
+    settings.pop("task.data_dir", None)
+    first, *others = mesh.gather(settings)
+    for rank, other in enumerate(others, 1):
+        changed = [
+            f"{name} is {first.get(name)!r} on the first and {other.get(name)!r} on rank {rank}"
+            for name in sorted(first.keys() | other.keys())
+            if first.get(name) != other.get(name)
+        ]
+        if changed:
+            raise CoupledQKError(
+                f"the processes of this job have different settings: {', '.join(changed)}; start all with the same command"
+            )
+
+
+def _claim(run: Run, config: RunConfig, stack: ExitStack) -> Whole | None:
+    """Takes the folder over for as long as `stack` is open: how far its logs are whole, or None if the run is finished."""
+    run.refuse_other(config)
+    stack.enter_context(run.lock())
+    run.create(config)
+    whole = run.whole()
+    return None if run.result and whole.until == math.inf else whole
+
+
+def _open_task(
+    run: Run, config: RunConfig, mesh: Mesh, preparing: Callable[[], AbstractContextManager[OnBytes]]
+) -> RunTask:
+    """The first process prepares the data, and the others find them prepared."""
+    opened: list[RunTask] = []
+
+    def prepare() -> str:
+        with preparing() as on_bytes:
+            opened.append(TASKS[config.task.kind](config, on_bytes))
+        _refuse_other_data(run, opened[0])
+        return opened[0].about["hash"]
+
+    with announced("waiting for the first process to prepare the data") if mesh.rank == 1 else nullcontext():
+        content = mesh.from_first(prepare, patient=True)
+    task = opened[0] if opened else TASKS[config.task.kind](config, None)
+    if not all(mesh.gather(task.about["hash"] == content)):
+        raise CoupledQKError(
+            f"{task.about['corpus']} differs between the processes of this job: give all of them the same files"
+        )
+    return task
+
+
+def _refuse_other_data(run: Run, task: RunTask) -> None:
+    if run.info and run.info["corpus"]["hash"] is None:
+        raise CoupledQKError(
+            f"{run.path} was imported and cannot be resumed: start a new run with --init-from {run.path}"
+        )
+    if run.info and run.info["corpus"]["hash"] != task.about["hash"]:
+        raise CoupledQKError(
+            f"{task.about['corpus']} has changed since {run.path} began: bring it back, or train into another --out"
+        )
+
+
+def _describe(run: Run, model: nn.Module, task: RunTask) -> None:
+    """Writes what the folder says of the run, before it starts or resumes."""
+    for name, text in task.files.items():
+        run.write_json(name, json.loads(text))
+    starts = [*run.info.get("starts", ()), origin()]
+    run.write_json("info.json", {**run_info(run.path.name, run.config, model, task.about), "starts": starts})
+
+
+def _finish(run: Run, task: RunTask, model: nn.Module, device: torch.device) -> None:
+    with torch.no_grad(), autocast(device, run.config):
+        measures = task.final_measures(model)
+    run.verify_lock()
+    run.write_json("result.json", {**summarise(run, task), **measures})
 
 
 def run_info(name: str, config: RunConfig, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..loss import IGNORED
+from ..training.mesh import SINGLE, Mesh
 
 
 @torch.no_grad()
-def score(answers: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Mean loss and share of right answers, from logits (..., n) and labels (...); labels of −100 do not count."""
+def score(answers: Iterable[tuple[Tensor, Tensor]], mesh: Mesh = SINGLE) -> dict[str, float]:
+    """Mean loss and share of right answers, from logits (..., n) and labels (...); labels of −100 do not count.
+
+    Each process of a mesh gives its own answers.
+    """
     total, right, count = 0.0, 0, 0
     for logits, labels in answers:
         counts = labels != IGNORED
@@ -19,4 +23,5 @@ def score(answers: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
         total += float(F.cross_entropy(logits, labels, reduction="sum"))
         right += int((logits.argmax(-1) == labels).sum())
         count += len(labels)
+    total, right, count = mesh.totals(total, right, count)
     return {"loss": total / count, "accuracy": right / count}

@@ -17,7 +17,8 @@ from ..files import digest
 from ..initial import INIT_STD, Normal, global_normal, initialize
 from ..model import TransformerLM
 from ..run_folder import RunFolder
-from ..training.loop import Batch
+from ..training.loop import ALL
+from ..training.mesh import SINGLE, Batch, Mesh
 from .accuracy import score
 from .lm import head_settings
 from .models import new_model, run_tokenizer
@@ -87,20 +88,20 @@ class SentenceClassification:
     def build_model(self) -> nn.Module:
         return Classifier(new_model(self.config), self.n_labels, self.config.seed)
 
-    def batch(self, step: int) -> Batch:
-        rows = shuffled_rows(len(self.train_set.labels), self.config.train.batch_size, self.seed, step)
-        return tuple(part[rows] for part in self.train_set)
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
+        chosen = shuffled_rows(len(self.train_set.labels), self.config.train.batch_size, self.seed, step)[rows]
+        return tuple(part[chosen] for part in self.train_set)
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
         tokens, lengths, labels = micro
         return F.cross_entropy(model(tokens, lengths).float(), labels, reduction="sum")
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
         device = next(model.parameters()).device
         rows = self.config.runtime.micro_batch or self.config.train.batch_size
         parts = zip(*(part.to(device).split(rows) for part in self.dev_set), strict=True)
-        answers = ((model(tokens, lengths), labels) for tokens, lengths, labels in parts)
-        return {**score(answers), **head_settings(model)}
+        answers = ((model(tokens, lengths), labels) for tokens, lengths, labels in mesh.deal(parts))
+        return {**score(answers, mesh), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
         return {}

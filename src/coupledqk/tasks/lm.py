@@ -17,7 +17,9 @@ from ..dynamics import Dynamics
 from ..loss import IGNORED, linear_cross_entropy
 from ..model import TransformerLM
 from ..scoring import Differential
-from ..training.loop import Batch
+from ..training.loop import ALL
+from ..training.mesh import SINGLE, Batch, Mesh
+from ..training.sharded import whole
 from .models import new_model
 
 
@@ -43,18 +45,18 @@ class LanguageModelling:
     def build_model(self) -> nn.Module:
         return new_model(self.config)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
         train = self.config.train
-        return train_batch(self.corpus.train, train.seq_len, train.batch_size, self.seed, step)
+        return train_batch(self.corpus.train, train.seq_len, train.batch_size, self.seed, step, rows)
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
         return model(*micro, reduction="sum")
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
         rows = self.config.runtime.micro_batch or self.config.train.batch_size
-        batches = valid_batches(self.corpus.valid, self.config.train.seq_len, rows)
+        batches = valid_batches(self.corpus.valid, self.config.train.seq_len, rows * mesh.world, mesh.rows)
         n_bytes = self.corpus.info.splits["valid"].bytes
-        return {**language_metrics(model, batches, n_bytes), **head_settings(model)}
+        return {**language_metrics(model, batches, n_bytes, mesh), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
         """The tokens that were used, n-gram models of them, and the loss by the length of the context."""
@@ -73,13 +75,14 @@ class LanguageModelling:
 
 
 @torch.no_grad()
-def language_metrics(model: nn.Module, batches: Iterable[Batch], n_bytes: int) -> dict[str, float]:
-    """Mean loss in nats per token, its exponential, and bits per byte of the text."""
+def language_metrics(model: nn.Module, batches: Iterable[Batch], n_bytes: int, mesh: Mesh = SINGLE) -> dict[str, float]:
+    """Mean loss in nats per token, its exponential, and bits per byte of the text. Each process of a mesh has its batches."""
     device = next(model.parameters()).device
     total, count = 0.0, 0
     for inputs, targets in batches:
         total += float(model(inputs.to(device), targets.to(device), reduction="sum"))
         count += int((targets >= 0).sum())
+    total, count = mesh.totals(total, count)
     loss = total / count
     return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": total / math.log(2) / n_bytes}
 
@@ -127,4 +130,4 @@ def head_settings(model: nn.Module) -> dict[str, list[list[float]]]:
     dt = [m.step_size for m in model.modules() if isinstance(m, Dynamics)]
     lam = [m.strength() for m in model.modules() if isinstance(m, Differential)]
     rows = {"dt": [t for t in dt if isinstance(t, Tensor)], "lambda": lam}
-    return {name: [t.reshape(-1).tolist() for t in tensors] for name, tensors in rows.items() if tensors}
+    return {name: [whole(t).reshape(-1).tolist() for t in tensors] for name, tensors in rows.items() if tensors}

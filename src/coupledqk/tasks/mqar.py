@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..config import MQARConfig, RunConfig
 from ..data.batches import shuffled_rows
 from ..data.mqar import paper_mqar, paper_test_set, zoology_mqar
-from ..training.loop import Batch
+from ..training.loop import ALL
+from ..training.mesh import SINGLE, Batch, Mesh
 from .accuracy import score
 from .lm import head_settings
 from .models import new_model
@@ -49,23 +50,24 @@ class AssociativeRecall:
     def build_model(self) -> nn.Module:
         return new_model(self.config)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
         train = self.config.train
         if self.task.protocol == "zoology":
-            rows = shuffled_rows(self.task.n_train, train.batch_size, self.seed, step)
-            return tuple(part[rows] for part in self.train_set)
+            chosen = shuffled_rows(self.task.n_train, train.batch_size, self.seed, step)[rows]
+            return tuple(part[chosen] for part in self.train_set)
         vocab_size = self.config.model.vocab_size
-        return paper_mqar(self.task.n_pairs, train.seq_len, self.seed, step, train.batch_size, vocab_size)
+        batch = paper_mqar(self.task.n_pairs, train.seq_len, self.seed, step, train.batch_size, vocab_size)
+        return tuple(part[rows] for part in batch)
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
         return model(*micro, reduction="sum")
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
         device = next(model.parameters()).device
         rows = self.config.runtime.micro_batch or self.config.train.batch_size
         parts = zip(*(part.split(rows) for part in self.test_set), strict=True)
-        answers = ((model(inputs.to(device)), labels.to(device)) for inputs, labels in parts)
-        return {**score(answers), **head_settings(model)}
+        answers = ((model(inputs.to(device)), labels.to(device)) for inputs, labels in mesh.deal(parts))
+        return {**score(answers, mesh), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
         return {}

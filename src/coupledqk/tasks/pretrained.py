@@ -16,7 +16,8 @@ from ..data.glue import GLUE_TASKS, Example, read_glue
 from ..dynamics import METHODS
 from ..errors import CoupledQKError
 from ..files import digest
-from ..training.loop import Batch
+from ..training.loop import ALL
+from ..training.mesh import SINGLE, Batch, Mesh
 from .accuracy import score
 from .lm import head_settings
 from .lora import add_lora
@@ -100,20 +101,20 @@ class PretrainedClassification:
                     parameter.requires_grad_(True)
         return PretrainedClassifier(model, self.takes_types, task.coupling_lr)
 
-    def batch(self, step: int) -> Batch:
-        rows = grouped_rows(self.train_lengths, self.config.train.batch_size, self.seed, step)
-        return tuple(part[rows] for part in self.train_set)
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
+        chosen = grouped_rows(self.train_lengths, self.config.train.batch_size, self.seed, step)[rows]
+        return tuple(part[chosen] for part in self.train_set)
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
         *inputs, labels = micro
         return F.cross_entropy(model(*inputs).float(), labels, reduction="sum")
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
         device = next(model.parameters()).device
         size = self.config.runtime.micro_batch or self.config.train.batch_size
         parts = zip(*(part.to(device).split(size) for part in self.dev_set), strict=True)
-        answers = ((model(*inputs), labels) for *inputs, labels in parts)
-        return {**score(answers), **head_settings(model)}
+        answers = ((model(*inputs), labels) for *inputs, labels in mesh.deal(parts))
+        return {**score(answers, mesh), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
         return {}

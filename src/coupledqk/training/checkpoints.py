@@ -1,15 +1,14 @@
 """Checkpoints: written whole or not at all, checked by checksum, the newest few kept.
 
-checkpoints/step-0001000/    model.safetensors, state.pt (optimiser, loss scaler, counters), checksums.json
+checkpoints/step-0001000/    model.safetensors, state.pt (optimiser, loss scaler, counters), checksums.json; of a sharded
+                             training state.json and optimizer/ instead of state.pt (`state_files.py`)
 checkpoints/best-0001000/    model.safetensors, best.json (the validation), checksums.json
 """
 
 import json
-import pickle
 import re
-import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +18,47 @@ from torch import nn
 from ..errors import CoupledQKError
 from ..files import FileError, atomic_path, read_json, remove_folder, sha256
 from ..run_folder import Whole
-
-UNPICKLING_ERRORS = (
-    pickle.UnpicklingError, EOFError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError,
-    AssertionError, OverflowError, MemoryError, struct.error,
-)  # fmt: skip
-"""What torch.load raises for files that it did not write: it runs their operations as far as it gets."""
+from .mesh import SINGLE, Mesh
+from .state_files import os_error, read_state
 
 
 class Checkpoints:
-    """The checkpoints of one run. `before_writing` may raise, if the run is another process' now. Those of steps up to which
-    the logs are not `whole` cannot be resumed from."""
+    """The checkpoints of one run. All processes of a mesh save and load together; the first one writes what is not sharded.
+
+    `before_writing` may raise, if the run is another process' now. Checkpoints of steps up to which the logs are not `whole`
+    cannot be resumed from.
+    """
 
     def __init__(
-        self, folder: Path, keep: int, before_writing: Callable[[], None] = lambda: None, logs: Whole | None = None
+        self,
+        folder: Path,
+        keep: int,
+        before_writing: Callable[[], None] = lambda: None,
+        logs: Whole | None = None,
+        mesh: Mesh = SINGLE,
     ) -> None:
-        self.folder, self.keep, self.before_writing = folder, keep, before_writing
+        self.folder, self.keep, self.before_writing, self.mesh = folder, keep, before_writing, mesh
         self.logs = logs or Whole(float("inf"))
 
     def save(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
-        self.before_writing()
-        with _writing(self._at(step)) as folder:
-            _save_weights(model, folder)
-            _save_state(state, folder / "state.pt")
+        with self._writing(self._at(step), model) as folder:
+            self.mesh.save_state(state, folder)
+        if self.mesh.is_first:
+            self._clear(step)
+
+    def _clear(self, step: int) -> None:
         # one of a later step was passed over by `load_newest` when this training began
         kept = [there for there in self.steps() if there <= step][-self.keep :]
         for other in set(self.steps()) - set(kept):
             remove_folder(self._at(other))
 
     def save_best(self, step: int, model: nn.Module, metrics: dict[str, Any]) -> None:
-        self.before_writing()
-        with _writing(self.folder / f"best-{step:07d}") as folder:
-            _save_weights(model, folder)
-            (folder / "best.json").write_text(json.dumps({"step": step, **metrics}))
-        for old in self._bests():
-            if old != self.folder / f"best-{step:07d}":
+        path = self.folder / f"best-{step:07d}"
+        with self._writing(path, model) as folder:
+            if self.mesh.is_first:
+                (folder / "best.json").write_text(json.dumps({"step": step, **metrics}))
+        if self.mesh.is_first:
+            for old in set(self._bests()) - {path}:
                 remove_folder(old)
 
     def steps(self) -> list[int]:
@@ -77,6 +82,13 @@ class Checkpoints:
         Without any checkpoint the step is 0 and the state empty. If all are passed over that is an error: training silently
         from the beginning would overwrite the evidence.
         """
+        step, notes = self.mesh.from_first(self._newest_good)
+        if step == 0:
+            return 0, {}, []
+        _load(model, self._at(step))
+        return step, read_state(self._at(step)), notes
+
+    def _newest_good(self) -> tuple[int, list[str]]:
         notes = []
         for step in reversed(self.steps()):
             if step > self.logs.until:
@@ -84,12 +96,26 @@ class Checkpoints:
                 continue
             fault = damage(self._at(step))
             if fault is None:
-                _load(model, self._at(step))
-                return step, load_state(self._at(step) / "state.pt"), notes
+                return step, notes
             notes.append(f"checkpoint {self._at(step)} is damaged ({fault}) and was passed over")
         if notes:
             raise CoupledQKError(f"{'; '.join(notes)}; no good one is left: move {self.folder} away to start again")
-        return 0, {}, []
+        return 0, []
+
+    @contextmanager
+    def _writing(self, path: Path, model: nn.Module) -> Iterator[Path]:
+        """A new folder with the weights, the same one on all processes; it is complete when all of them have left it."""
+        weights = self.mesh.weights(model)
+        with ExitStack() as stack:
+            folder = self.mesh.from_first(lambda: self._begin(path, stack))
+            if self.mesh.is_first:
+                _save_weights(weights, folder)
+            yield folder
+            self.mesh.wait()
+
+    def _begin(self, path: Path, stack: ExitStack) -> Path:
+        self.before_writing()
+        return stack.enter_context(_sealed(path))
 
     def _at(self, step: int) -> Path:
         return self.folder / f"step-{step:07d}"
@@ -115,7 +141,7 @@ def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, if anything is."""
     try:
         checksums = read_json(folder / "checksums.json", "use another checkpoint")
-        names = {file.name for file in folder.iterdir()} - {"checksums.json"}
+        names = set(_files(folder)) - {"checksums.json"}
     except (CoupledQKError, OSError):
         return "no readable checksums.json"
     if not isinstance(checksums, dict) or "model.safetensors" not in checksums:
@@ -129,41 +155,30 @@ def damage(folder: Path) -> str | None:
     return None if unknown is None else f"{unknown} has no checksum"
 
 
+def _files(folder: Path) -> list[str]:
+    """Names relative to the folder, those in folders below it included."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+
+
 @contextmanager
-def _writing(path: Path) -> Iterator[Path]:
+def _sealed(path: Path) -> Iterator[Path]:
     """A new folder, sealed with checksums; one of that name is from before a resume and is replaced."""
     with atomic_path(path, replace=True) as folder:
         folder.mkdir()
         yield folder
-        checksums = {file.name: sha256(file) for file in sorted(folder.iterdir())}
+        checksums = {name: sha256(folder / name) for name in _files(folder)}
         (folder / "checksums.json").write_text(json.dumps(checksums, indent=2))
 
 
-def _save_weights(model: nn.Module, folder: Path) -> None:
+def _save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     try:
         save_file(tensors, folder / "model.safetensors")
     except SafetensorError as error:
-        raise _os_error(error) from error
-
-
-def _save_state(state: dict[str, Any], path: Path) -> None:
-    try:
-        with path.open("wb") as file:
-            torch.save(state, file)
-    except RuntimeError as error:
-        # the writer in C++ says that something failed; what failed, in Python, is the context
-        raise error.__context__ if isinstance(error.__context__, OSError) else _os_error(error) from error
-
-
-def _os_error(error: Exception) -> OSError:
-    """What a library that writes by itself says about the operating system: `atomic_path` tells the user what to do."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    code = re.search(r"os error (\d+)", text)
-    return OSError(int(code[1]), text) if code else OSError(text)
+        raise os_error(error) from error
 
 
 def _load(model: nn.Module, folder: Path) -> None:
@@ -174,21 +189,6 @@ def _load(model: nn.Module, folder: Path) -> None:
             f"checkpoint {folder} does not fit the run's configuration ({' '.join(str(error).split())[:200]}): restore "
             "config.toml, or move the checkpoint away"
         ) from None
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """All of a checkpoint but the weights."""
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except UNPICKLING_ERRORS as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(
-            f"cannot read {path} ({why}): it is damaged, or was written by another version of torch; move {path.parent} away "
-            "to resume from an earlier checkpoint"
-        ) from None
-    if not isinstance(state, dict):
-        raise FileError(f"cannot read {path} (not the state of a training): move {path.parent} away")
-    return state
 
 
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:

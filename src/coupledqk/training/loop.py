@@ -6,7 +6,7 @@ function of (seed, step), so that weights, optimiser, loss scaler and two counte
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from ..errors import DivergedError
 from ..loss import IGNORED
 from .checkpoints import Checkpoints
 from .events import Evaluating, Evaluation, Event, Finished, Saving, Started, Step, Stopped
+from .mesh import SINGLE, Batch, Mesh
 from .optimizer import build_optimizer, lr_at
+from .sharded import whole
+from .state_files import restore
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-Batch = tuple[Tensor, ...]
-"""Tensors with one row per sequence; the last holds the targets, of which those equal to −100 do not count."""
+ALL = slice(None)
 
 
 class Task(Protocol):
@@ -30,49 +32,57 @@ class Task(Protocol):
     chance_loss: float
     """The loss of knowing nothing; one that stays above it has diverged."""
 
-    def batch(self, step: int) -> Batch:
-        """The global batch of a step: a pure function, so there is no loader state to save."""
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
+        """These rows of the global batch of a step: a pure function, so there is no loader state to save."""
         ...
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
         """The loss summed over targets; the loop divides by their number in the global batch."""
         ...
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
-        """Measures on held-out data, "loss" among them: the smaller, the better."""
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
+        """Measures on held-out data, "loss" among them: the smaller, the better.
+
+        They are made of sums over batches, which `mesh` deals out to the processes and adds up.
+        """
         ...
 
 
 def train(
-    model: nn.Module, task: Task, config: RunConfig, checkpoints: Checkpoints, stop: Callable[[], bool] = lambda: False
+    model: nn.Module,
+    task: Task,
+    config: RunConfig,
+    checkpoints: Checkpoints,
+    stop: Callable[[], bool] = lambda: False,
+    mesh: Mesh = SINGLE,
 ) -> Iterator[Event]:
-    """Trains from the newest checkpoint, or from the model as it is, to the last step or until `stop()`."""
+    """Trains from the newest checkpoint, or from the model as it is, to the last step or until `stop()` on any process."""
     device = next(model.parameters()).device
+    start, state, notes = checkpoints.load_newest(model)
+    fast_model = mesh.wrap(model, config.runtime.compile)
     optimizer = build_optimizer(model, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
-    start, state, notes = checkpoints.load_newest(model)
     best = math.inf
     if state:
-        optimizer.load_state_dict(state["optimizer"])
+        restore(optimizer, state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         best = state["best"]
     yield Started(start, device, tuple(notes))
 
-    fast_model = cast(nn.Module, torch.compile(model)) if config.runtime.compile else model
     watch = DivergenceWatch(task.chance_loss, checkpoints)
     for step in range(start, config.train.steps):
-        update = take_step(fast_model, task, optimizer, scaler, config, step, watch)
+        update = take_step(fast_model, task, optimizer, scaler, config, step, watch, mesh)
         yield update
         done, last = step + 1, step + 1 == config.train.steps
         if last or done % config.train.eval_every == 0:
             yield Evaluating(done)
-            metrics = evaluate(fast_model, task, config, device)
+            metrics = evaluate(fast_model, task, config, device, mesh)
             watch.validation(done, metrics["loss"])
             if metrics["loss"] < best:
                 best = metrics["loss"]
                 checkpoints.save_best(done, model, metrics)
             yield Evaluation(done, update.tokens, metrics)
-        stopping = not last and stop()
+        stopping = not last and mesh.any(stop())
         if last or stopping or done % config.runtime.save_every == 0:
             yield Saving(done)
             state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "best": best}
@@ -91,6 +101,7 @@ def take_step(
     config: RunConfig,
     step: int,
     watch: "DivergenceWatch",
+    mesh: Mesh = SINGLE,
 ) -> Step:
     """One update from the global batch, micro-batch by micro-batch."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -99,30 +110,34 @@ def take_step(
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
 
-    batch = tuple(rows.to(device, non_blocking=True) for rows in task.batch(step))
-    n_targets = (batch[-1] != IGNORED).sum()
+    batch = mesh.even(task.batch(step, mesh.rows), config.train.batch_size)
+    batch = tuple(rows.to(device, non_blocking=True) for rows in batch)
+    n_targets = mesh.sum((batch[-1] != IGNORED).sum())
     loss = torch.zeros((), device=device)
-    for micro in zip(*(rows.split(config.runtime.micro_batch or len(rows)) for rows in batch), strict=True):
-        with autocast(device, config):
-            micro_loss = task.loss_sum(model, micro) / n_targets
-        scaler.scale(micro_loss).backward()
+    micros = list(zip(*(rows.split(config.runtime.micro_batch or len(rows)) for rows in batch), strict=True))
+    for i, micro in enumerate(micros, 1):
+        with mesh.gradients(model, last=i == len(micros)):
+            with autocast(device, config):
+                micro_loss = task.loss_sum(model, micro) / n_targets
+            scaler.scale(micro_loss).backward()
         loss += micro_loss.detach()
+    loss = mesh.sum(loss)
     watch.loss(step + 1, float(loss))
 
     scaler.unscale_(optimizer)
-    grad_norm = float(nn.utils.clip_grad_norm_(parameters, config.train.clip))
+    grad_norm = float(whole(nn.utils.clip_grad_norm_(parameters, config.train.clip)))
     watch.gradient(step + 1, grad_norm, may_overflow=scaler.is_enabled())
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    tokens = (step + 1) * batch[0].numel()
+    tokens = (step + 1) * config.train.batch_size * batch[0][0].numel()
     return Step(step + 1, tokens, float(loss), lr, grad_norm, skipped=not math.isfinite(grad_norm))
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, task: Task, config: RunConfig, device: torch.device) -> dict[str, Any]:
+def evaluate(model: nn.Module, task: Task, config: RunConfig, device: torch.device, mesh: Mesh) -> dict[str, Any]:
     with autocast(device, config):
-        return task.evaluate(model)
+        return task.evaluate(model, mesh)
 
 
 def autocast(device: torch.device, config: RunConfig) -> torch.autocast:

@@ -1,0 +1,116 @@
+"""The processes that torchrun has started: joining them, and reporting a failure once.
+
+A failure of one process ends all of them: torchrun stops the others, or their next exchange with it fails. The first one to
+notice raises the error; the others end without a word.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..config import RunConfig
+from ..errors import CoupledQKError
+from ..torch_internals import default_store
+from .mesh import SINGLE, Mesh
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells each process in its environment."""
+
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
+_numbers = itertools.count()
+
+
+def process_device(name: str) -> str:
+    """The device of this process: of several on a machine each takes a GPU of its own, or all of them the CPU."""
+    if not _launched() or name == "cpu":
+        return name
+    if name == "auto" and not torch.cuda.is_available():
+        return "cpu"
+    if name not in ("auto", "cuda"):
+        raise CoupledQKError(
+            f"device={name!r} is one device for {os.environ['WORLD_SIZE']} processes: give cuda or cpu"
+        )
+    return f"cuda:{os.environ['LOCAL_RANK']}"
+
+
+@contextmanager
+def open_mesh(config: RunConfig) -> Iterator[Mesh]:
+    """The mesh of this process: a single one, or a part of the job that torchrun has started.
+
+    A process group that the caller has initialised is used and left as it is.
+    """
+    sharded = config.runtime.parallel == "fsdp"
+    if sharded and not _launched():
+        raise CoupledQKError(
+            "parallel='fsdp' shards a model over several processes: start them with `torchrun --nproc-per-node N -m "
+            "coupledqk train ...`, or give --parallel ddp to train in this process"
+        )
+    if not _launched() or (os.environ["WORLD_SIZE"] == "1" and not sharded):
+        yield SINGLE
+        return
+    import torch.distributed as dist
+
+    ours, number = not dist.is_initialized(), next(_numbers)
+    try:
+        mesh = _join(sharded, torch.device(process_device(config.runtime.device)))
+        if (rows := config.train.batch_size) < mesh.world:
+            raise CoupledQKError(f"batch_size={rows} cannot be shared by {mesh.world} processes: start at most {rows}")
+        yield mesh
+    except CoupledQKError as error:
+        raise _once(error, number) from None
+    except RuntimeError as error:
+        if not _LOST.search(str(error)):
+            raise
+        raise _once(_lost_contact(error), number) from error
+    if ours:
+        dist.destroy_process_group()
+
+
+def _launched() -> bool:
+    """Whether this process is one of several, or the only one of a job that may have several."""
+    return all(name in os.environ for name in VARIABLES)
+
+
+def _join(sharded: bool, device: torch.device) -> Mesh:
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    from .parallel import STEP_TIMEOUT, Replicated, Sharded
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store, rank, world = next(rendezvous("env://", timeout=STEP_TIMEOUT))
+        store = PrefixStore(f"coupledqk/{_attempt()}", store)
+        dist.init_process_group(backend, timeout=STEP_TIMEOUT, store=store, rank=rank, world_size=world)
+    return Sharded(device) if sharded else Replicated(device)
+
+
+def _attempt() -> str:
+    """Apart from earlier ones of this job: torchrun keeps its store, and the addresses of processes that are gone are in it.
+
+    On several machines the restarts are counted by each, so that the counts may differ.
+    """
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
+
+
+def _lost_contact(error: RuntimeError) -> CoupledQKError:
+    return CoupledQKError(
+        f"lost contact with another process of this job ({str(error).splitlines()[0]}): the last checkpoint is unharmed, and "
+        "the same command resumes from it; torchrun --max-restarts N does so by itself"
+    )
+
+
+def _once(error: CoupledQKError, number: int) -> BaseException:
+    """The error on the process that comes first, a silent exit on the others."""
+    try:
+        first = default_store().add(f"coupledqk/{number}/errors", 1) == 1
+    except (RuntimeError, ValueError):  # there is no store, or it has gone with the process that kept it
+        first = True
+    return error if first else SystemExit(2)

@@ -1,0 +1,106 @@
+"""One model on one process or on several: what the training loop needs to know about the others, and nothing else.
+
+`Mesh` is a single process. Those of several processes are in `parallel.py`, and `job.py` opens the right one. All of them
+compute the same: losses are divided by the number of targets in the global batch, and gradients are summed over the
+processes, never averaged.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..loss import IGNORED
+from .state_files import save_whole
+
+Batch = tuple[Tensor, ...]
+"""Tensors with one row per sequence; the last holds the targets, of which those equal to −100 do not count."""
+
+Value = TypeVar("Value")
+
+
+class Mesh:
+    """A single process: its share is everything, and sums over processes are what they are."""
+
+    rank, world = 0, 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run folder and reports progress."""
+        return self.rank == 0
+
+    @property
+    def rows(self) -> slice:
+        """Which rows of a global batch this process trains on."""
+        return slice(self.rank, None, self.world)
+
+    def even(self, batch: Batch, batch_size: int) -> Batch:
+        """This process' rows of a global batch of `batch_size`, filled up so that all processes have the same number.
+
+        A row that was filled in has no targets, so it changes neither the loss nor the gradient.
+        """
+        missing = -(-batch_size // self.world) - len(batch[0])
+        return tuple(map(torch.cat, zip(batch, blank(batch), strict=True))) if missing else batch
+
+    def deal(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Every `world`-th batch, for evaluation. All processes get the same number; a batch too many has no targets."""
+        stream = iter(batches)
+        while turn := tuple(itertools.islice(stream, self.world)):
+            yield turn[self.rank] if self.rank < len(turn) else blank(turn[0])
+
+    def wrap(self, model: nn.Module, compiled: bool) -> nn.Module:
+        """What computes the loss. The optimiser is built for `model` afterwards, whose parameters may have been replaced."""
+        return cast(nn.Module, torch.compile(model)) if compiled else model
+
+    def gradients(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[object]:
+        """Around the forward and backward pass of a micro-batch, of which `last` completes the gradient."""
+        return nullcontext()
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return value
+
+    def totals(self, *numbers: float) -> tuple[float, ...]:
+        """The sum of each number over all processes, in float64."""
+        return numbers
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on any process."""
+        return flag
+
+    def wait(self) -> None:
+        """Until all processes have come here."""
+
+    def gather(self, value: Value) -> list[Value]:
+        """The value of each process."""
+        return [value]
+
+    def from_first(self, compute: Callable[[], Value], patient: bool = False) -> Value:
+        """What the first process computes, on every process; a CoupledQKError is raised on all of them."""
+        return compute()
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The whole weights, on the first process at least."""
+        return model.state_dict()
+
+    def whole_model(self, model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
+        """The model as one that the first process can use alone; `build` makes a new one."""
+        return model
+
+    def save_state(self, state: dict[str, Any], folder: Path) -> None:
+        """Writes the optimiser's state and what else a checkpoint has beside the weights."""
+        if self.is_first:
+            save_whole(state, folder / "state.pt")
+
+
+SINGLE = Mesh()
+
+
+def blank(batch: Batch) -> Batch:
+    """The first row of a batch, without targets."""
+    *inputs, targets = (rows[:1] for rows in batch)
+    return (*inputs, torch.full_like(targets, IGNORED))

@@ -1,0 +1,132 @@
+"""The state of an optimiser on disk, whole or in shards, and into an optimiser whose weights are whole or sharded.
+
+state.pt                        whole: everything, readable with weights_only=True
+state.json, optimizer/*         sharded: each process writes its share of the tensors as safetensors, by PyTorch's distributed
+                                checkpoints; everything else is JSON, so nothing that is read can execute code
+"""
+
+import json
+import pickle
+import re
+import struct
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+from ..files import FileError, read_json
+from .sharded import is_sharded
+
+SHARDS = "optimizer"
+
+UNPICKLING_ERRORS = (
+    pickle.UnpicklingError, EOFError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError,
+    AssertionError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip
+"""What torch.load raises for files that it did not write: it runs their operations as far as it gets."""
+
+
+def save_whole(state: dict[str, Any], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        # the writer in C++ says that something failed; what failed, in Python, is the context
+        raise error.__context__ if isinstance(error.__context__, OSError) else os_error(error) from error
+
+
+def os_error(error: Exception) -> OSError:
+    """What a library that writes by itself says about the operating system: `atomic_path` tells the user what to do."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    code = re.search(r"os error (\d+)", text)
+    return OSError(int(code[1]), text) if code else OSError(text)
+
+
+def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "ProcessGroup") -> None:
+    """Called by all processes."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    optimizer = state["optimizer"]
+    tensors, numbers = {}, {}
+    for index, values in optimizer["state"].items():
+        tensors |= {f"{index}.{name}": value for name, value in values.items() if value.ndim}
+        numbers[index] = {name: float(value) for name, value in values.items() if not value.ndim}
+    writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
+    save(tensors, storage_writer=writer, process_group=group)
+    if is_first:
+        rest = {**state, "optimizer": {"state": numbers, "param_groups": optimizer["param_groups"]}}
+        (folder / "state.json").write_text(json.dumps(rest, indent=2))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What was saved beside the weights. Sharded tensors stay on disk until `restore` knows which are needed."""
+    if not (folder / "state.json").is_file():
+        return load_state(folder / "state.pt")
+    state = read_json(folder / "state.json", advice := f"move {folder} away to resume from an earlier checkpoint")
+    if not isinstance(state, dict) or not isinstance(state.get("optimizer"), dict):
+        raise FileError(f"{folder / 'state.json'} is not the state of a training: {advice}")
+    state["optimizer"]["shards"] = str(folder / SHARDS)
+    return state
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """All of a checkpoint but the weights."""
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except UNPICKLING_ERRORS as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(
+            f"cannot read {path} ({why}): it is damaged, or was written by another version of torch; move {path.parent} away "
+            "to resume from an earlier checkpoint"
+        ) from None
+    if not isinstance(state, dict):
+        raise FileError(f"cannot read {path} (not the state of a training): move {path.parent} away")
+    return state
+
+
+def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Loads what `read_state` gave as "optimizer", saved with any number of processes, whole or sharded."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if "shards" in saved:
+        state = {
+            int(index): {k: torch.tensor(v) for k, v in values.items()} for index, values in saved["state"].items()
+        }
+        for name, tensor in _read_shards(Path(saved["shards"]), parameters).items():
+            index, _, key = name.partition(".")
+            state[int(index)][key] = tensor
+    else:
+        state = {
+            index: {name: _like(parameters[index], value) for name, value in values.items()}
+            for index, values in saved["state"].items()
+        }
+    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """This process' share of a whole tensor, if its parameter is sharded."""
+    if not is_sharded(parameter) or not value.ndim:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _read_shards(folder: Path, parameters: list[Tensor]) -> dict[str, Tensor]:
+    """By "index.name", each whole or sharded as its parameter is; only the parts that this process needs are read."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder))
+    names = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.zeros_like(parameters[int(name.partition(".")[0])]) for name in names}
+    alone = not any(map(is_sharded, parameters))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(tensors, storage_reader=reader, no_dist=alone)
+    return tensors
