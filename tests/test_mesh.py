@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from coupledqk.recipes import glue_recipe, recipe
 from coupledqk.runs import Run
 from coupledqk.runs.training import TASKS
 from coupledqk.schema import change, to_toml
+from coupledqk.terminal import announced
 from coupledqk.training.checkpoints import read_weights
 from coupledqk.training.mesh import IGNORED, Mesh
 from coupledqk.training.optimizer import build_optimizer
@@ -247,3 +249,14 @@ def test_processes_evaluate_equally_many_batches_and_each_counts_once(n_batches:
     targets = [targets for share in dealt for _, targets in share]
     counted = [int(batch[0, 0]) for batch in targets if (batch != IGNORED).all()]
     assert sorted(counted) == list(range(n_batches))
+
+
+def test_waiting_is_announced_only_if_it_takes_long(capsys) -> None:
+    with announced("waiting for the first process", after=3600):
+        pass
+    said = ""
+    with announced("waiting for the first process", after=0):
+        deadline = time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            said = capsys.readouterr().err
+    assert said == "waiting for the first process\n"
