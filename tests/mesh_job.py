@@ -75,16 +75,22 @@ def overflow() -> dict[str, float]:
 def killed(arguments: list[str]) -> None:
     from coupledqk.cli import main
 
-    calls = 0
+    calls, stop_on_signals = 0, training.stop_on_signals
 
-    def stop() -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == 6 and RANK == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return False
+    @contextlib.contextmanager
+    def killing():
+        with stop_on_signals() as asked:
 
-    training.stop_on_signals = lambda: contextlib.nullcontext(stop)
+            def stop() -> bool:
+                nonlocal calls
+                calls += 1
+                if calls == 6 and RANK == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return asked()
+
+            yield stop
+
+    training.stop_on_signals = killing
     main(arguments)
 
 
