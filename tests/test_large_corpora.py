@@ -1,6 +1,7 @@
 """Corpora that are too large for one process, one start or a checksum at every start."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -255,6 +256,14 @@ def test_remembered_checksums_are_not_needed(config, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert prepare(config).info == first.info
+
+
+@pytest.mark.usefixtures("large")
+def test_a_cache_that_cannot_be_written_to_can_be_used(config, tmp_path):
+    first = prepare(config)
+    shutil.rmtree(tmp_path / "cache" / "checksums")
+    (tmp_path / "cache" / "checksums").write_text("a file where a folder is expected")
+    assert prepare(config).info == first.info
 
 
 @pytest.mark.usefixtures("large")

@@ -10,6 +10,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,13 +99,12 @@ def remembered_sha256(files: Sequence[Path], again: bool = False) -> list[str]:
     large = sum(size for _, size, *_ in stamps) > ALWAYS_HASHED
     memory = cache_folder() / "checksums" / f"{digest(stamps)[:32]}.json"
     if large and not again:
-        try:
+        with suppress(DamagedError, KeyError):  # not hashed yet, or not remembered well
             return list(read_checked_json(memory)["sha256"])
-        except (DamagedError, KeyError):
-            pass  # not hashed yet, or not remembered well
     found = [sha256(file) for file in files]
     if large:
-        write_atomic(memory, checked_json({"sha256": found}))
+        with suppress(FileError):  # a cache that cannot be written to can be used
+            write_atomic(memory, checked_json({"sha256": found}))
     return found
 
 
