@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .recipes import recipe
     from .rope import rope_at
     from .runs import Run, train
+    from .samples import sample
     from .scoring import register_scoring
     from .values import FirstValues
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, register_variant, variant
@@ -51,6 +52,7 @@ _HOME = {
     "register_variant": "variants",
     "rope_at": "rope",
     "run_experiment": "lab.laboratory",
+    "sample": "samples",
     "save_coupling": "hf",
     "train": "runs",
     "uncouple": "hf",
@@ -84,6 +86,7 @@ __all__ = [
     "register_variant",
     "rope_at",
     "run_experiment",
+    "sample",
     "save_coupling",
     "train",
     "uncouple",

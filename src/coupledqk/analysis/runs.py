@@ -67,7 +67,9 @@ class Analysis:
         from .findings import names
 
         if not self.run_folders:
-            raise CoupledQKError("no run given: name one or several, such as `coupledqk analyze runs/NAME`")
+            raise CoupledQKError(
+                "no run given: name one or several, such as `coupledqk analyze runs/NAME`, or use --sample"
+            )
         if self.batches < 1 or any(length < 2 for length in self.length):
             raise CoupledQKError(
                 f"--batches {self.batches} --length {' '.join(map(str, self.length))}: expected at least 1 sequence of at "

@@ -2,19 +2,20 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..analysis.drawing import Drawing
 from ..analysis.runs import Analysis
 from ..analysis.tables import tables
 from ..files import write_atomic
-from ..terminal import tracked
+from ..terminal import status, tracked
 from .plugin import WithPlugin
+from .sample import WithSample
 
 
 @dataclass(frozen=True)
-class Analyze(WithPlugin, Drawing, Analysis):
+class Analyze(WithSample, WithPlugin, Drawing, Analysis):
     """Look inside trained runs: rank and entropy of their attention, sinks, distances, how q and k move.
 
     Prints the paper's rank table and entropy profile, and compares every run with the first, sequence by sequence on the same
@@ -22,7 +23,8 @@ class Analyze(WithPlugin, Drawing, Analysis):
 
     Try it:
 
-        coupledqk analyze demo/standard demo/euler demo/diff --figures
+        coupledqk analyze --sample                                # two trained models that come with the package
+        coupledqk analyze runs/NAME runs/OTHER --figures
         coupledqk analyze runs/NAME --length 64 128 256 512       # at several context lengths
         coupledqk analyze runs/NAME --checkpoint all              # over the checkpoints that were kept
     """
@@ -35,9 +37,12 @@ class Analyze(WithPlugin, Drawing, Analysis):
     """Print JSON instead of tables."""
 
     def run(self) -> None:
+        with status("loading the models …"):
+            analysis = replace(self, run_folders=self.folders(self.run_folders), sample=False)
+            runs = analysis.open_runs()
         if self.figures:
-            self.check_drawable(self.open_runs().values())
-        analyzed = self.measure(tracked)
+            self.check_drawable(runs.values())
+        analyzed = analysis.measure(tracked)
         found = analyzed.findings()
         written = json.dumps(found, indent=1, ensure_ascii=False)
         write_atomic(self.out / "analysis.json", written + "\n")

@@ -5,22 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..terminal import status
 from .plugin import WithPlugin
+from .sample import WithSample
 
 TEXT = "for name in names:\n    print(name)\nfor line in lines:\n    print(line)\n"
 
 
 @dataclass(frozen=True)
-class Explore(WithPlugin):
+class Explore(WithSample, WithPlugin):
     """Show where each head of a trained run looks on a text of your own, and what coupling changes; or compare two runs.
 
     Writes one HTML page that needs no network, or with --serve reads texts while they are typed.
 
     Try it:
 
+        coupledqk explore --sample                                # two trained models that come with the package
         coupledqk explore runs/NAME --text "the cat saw the dog and the dog saw the cat"
         coupledqk explore runs/NAME runs/OTHER --out compare.html
-        coupledqk explore runs/NAME --serve
+        coupledqk explore --sample --serve
     """
 
     run_folders: tuple[Path, ...]
@@ -43,14 +46,19 @@ class Explore(WithPlugin):
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
 
     def run(self) -> None:
-        from ..explore.bundle import open_readers
-        from ..explore.page import write_page
-        from ..explore.server import Server
+        with status("loading the models …"):
+            from ..explore.bundle import open_readers
+            from ..explore.page import write_page
+            from ..explore.server import Server
 
-        readers = open_readers(self.run_folders, self.checkpoint, self.device)
+            readers = open_readers(self.folders(self.run_folders), self.checkpoint, self.device)
         text = sys.stdin.read() if self.text == "-" else self.text
         if self.serve:
-            with Server(readers, text, self.host, self.port, self.cut) as server:
+            with status("reading the text …"):
+                server = Server(readers, text, self.host, self.port, self.cut)
+            with server:
                 server.serve_until_interrupted()
         else:
-            print(f"{self.out}: {write_page(readers, text, self.out, self.cut):.1f} MB; open it in a browser")
+            with status("reading the text …"):
+                size = write_page(readers, text, self.out, self.cut)
+            print(f"{self.out}: {size:.1f} MB; open it in a browser")

@@ -5,22 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..errors import CoupledQKError
+from ..terminal import status
 from .plugin import WithPlugin
+from .sample import WithSample
 
 
 @dataclass(frozen=True)
-class Generate(WithPlugin):
+class Generate(WithSample, WithPlugin):
     """Continue a text with a trained run, token by token as it is sampled.
 
     Try it:
 
+        coupledqk generate --sample --prompt "def read("      # the coupled model that comes with the package
         coupledqk generate runs/NAME --prompt "def read("
         coupledqk generate runs/NAME --prompt "import os" --tokens 200 --temperature 0.7 --top-p 0.9 --seed 1
         echo "class Tree:" | coupledqk generate runs/NAME --prompt -
     """
 
-    run_folder: Path
-    """Run folder."""
+    run_folders: tuple[Path, ...]
+    """The run folder; one."""
     prompt: str = "\n"
     """Text to continue; - reads it from standard input."""
     tokens: int = 100
@@ -41,21 +45,26 @@ class Generate(WithPlugin):
     """Round the weight matrices to 8 bits, for faster tokens on a CPU; `coupledqk eval --int8` shows the perplexity."""
 
     def run(self) -> None:
-        from ..runs import Run
-
         prompt = sys.stdin.read() if self.prompt == "-" else self.prompt
-        pieces = Run.open(self.run_folder).generate(
-            prompt,
-            self.tokens,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.seed,
-            self.checkpoint,
-            self.device,
-            self.int8,
-        )
-        first = next(pieces, "")  # whatever is wrong with the run or the prompt is said before the prompt is repeated
+        with status("loading the model …"):
+            from ..runs import Run
+
+            folders = self.folders(self.run_folders, ["hamiltonian"])
+            if len(folders) != 1:
+                raise CoupledQKError(f"{len(folders)} run folders given: name one, or use --sample")
+            pieces = Run.open(folders[0]).generate(
+                prompt,
+                self.tokens,
+                self.temperature,
+                self.top_k,
+                self.top_p,
+                self.seed,
+                self.checkpoint,
+                self.device,
+                self.int8,
+            )
+            # whatever is wrong with the run or the prompt is said before the prompt is repeated
+            first = next(pieces, "")
         print(prompt, end=first, flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)

@@ -78,7 +78,7 @@ def open_readers(
     from ..runs import Run
 
     if not 1 <= len(folders) <= 2:
-        raise CoupledQKError(f"{len(folders)} runs given: name one run folder, or two to compare them")
+        raise CoupledQKError(f"{len(folders)} runs given: name one run folder, or two to compare them, or use --sample")
     runs = [Run.open(folder) for folder in folders]
     candidates = (
         [variant_name(run.config) for run in runs],

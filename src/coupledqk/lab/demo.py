@@ -30,6 +30,8 @@ NEXT_STEPS = """What to try next:
     {command} analyze {standard} {coupled}
     # more text
     {command} generate {coupled} --prompt "import "
+    # a larger pair of models that comes with the package
+    {command} explore --sample
     # does coupling help? --corpus takes a file or a folder of your own texts, too
     {command} compare --corpus python-stdlib --minutes 30"""
 """Commands to try on the two runs, as pasted."""
