@@ -111,6 +111,11 @@ def test_a_coupled_run_opens_before_and_after_coupling_at_the_head_that_it_chang
     assert texts(browser, "#maps figcaption") == ["before coupling", "after coupling"]
     share = float(attention_moved(layers(subject)[layer])[0, head])
     assert f"it is {100 * share:.1f}%: number 1 of 8" in texts(browser, "#verdict")[0]
+    maps = layers(subject)[layer].patterns()[[0, -1], 0, head]
+    before, after = (-(maps * maps.clamp(min=1e-30).log()).sum(-1)).exp().mean(-1).tolist()
+    numbers = (f"{after:.1f} tokens on average instead of {before:.1f}", f"about as many as before ({before:.1f})")
+    for said in (texts(browser, "#verdict")[0], texts(browser, "#stop")[0]):
+        assert any(words in said for words in numbers)
     assert texts(browser, "#changed button[aria-pressed=true]") == [f"layer {layer}, head {head}\n{100 * share:.1f}%"]
     browser.evaluate("document.querySelector('#changed details').open = true")
     shares = [float(share.strip("%")) for share in texts(browser, "#changed button b")]

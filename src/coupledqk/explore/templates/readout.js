@@ -87,7 +87,8 @@ function shareMoved({ n, weights }) {
   return weights.reduce((sum, weight) => sum + Math.abs(weight), 0) / (2 * n);
 }
 
-function summary(map) {
-  if (map.isDifference) return [element("b", {}, percent(shareMoved(map))), " of the attention differs"];
-  return ["looks at ", element("b", {}, tokensLookedAt(map).toFixed(1)), " tokens on average"];
+function summary(map, isSmall = false) {
+  if (map.isDifference) return [element("b", {}, percent(shareMoved(map))), isSmall ? " differs" : " of the attention differs"];
+  const many = element("b", {}, tokensLookedAt(map).toFixed(1));
+  return isSmall ? [many, " tokens"] : ["looks at ", many, " tokens on average"];
 }

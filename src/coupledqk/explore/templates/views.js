@@ -95,7 +95,7 @@ function smallPanel(panel) {
   const heads = Array.from({ length: Math.max(...runs.map((run) => run.n_heads)) }, (_, head) => head);
   const figures = heads.map((head) => {
     const { box, entry } = addMap(panel, head, false);
-    const figure = element("figure", {}, box, element("figcaption", {}, `head ${head}`, element("span", {}, ...(entry ? summary(entry.map) : []))));
+    const figure = element("figure", {}, box, element("figcaption", {}, `head ${head}`, element("span", {}, ...(entry ? summary(entry.map, true) : []))));
     figure.classList.toggle("chosen", head === state.head);
     return figure;
   });
