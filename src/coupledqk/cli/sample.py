@@ -12,7 +12,7 @@ class WithSample:
     """A command that can use the trained models that come with the package."""
 
     sample: bool = False
-    """Use the trained models that come with the package instead of run folders: a standard and a coupled one."""
+    """Use the trained models that come with the package instead of run folders."""
 
     def folders(self, given: Sequence[Path], names: Sequence[str] = ("standard", "hamiltonian")) -> tuple[Path, ...]:
         """The folders to look at: those that were given, or the sample models of these names."""

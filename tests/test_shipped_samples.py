@@ -1,0 +1,64 @@
+"""The trained models that are in the package: whole, comparable, and worth looking at."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from coupledqk import samples
+from coupledqk.analysis import loss_effects
+from coupledqk.cli.explore import TEXT
+from coupledqk.explore.bundle import make_bundle, make_effects, open_readers
+
+MOST_BYTES = 5_000_000
+"""Of one model, so that the package stays small."""
+
+
+@pytest.fixture(scope="module")
+def readers():
+    return open_readers([samples.sample(name).path for name in samples.NAMES], device="cpu")
+
+
+@pytest.mark.parametrize("name", samples.NAMES)
+def test_a_sample_is_small_and_its_card_is_about_it(name: str) -> None:
+    run = samples.sample(name)
+    files = [file for file in run.path.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    card = (run.path / "README.md").read_text("utf-8")
+    assert card.startswith(f"# Sample model: {name}")
+    assert f"{run.result['best']['bits_per_byte']:.4f} | {run.result['best']['perplexity']:.3f} |" in card
+    assert (samples.FOLDER / "LICENSE.python.txt").is_file()
+    for name in ("config.toml", "info.json", "result.json", "README.md"):
+        assert not re.search(r"(?<![.\w])/\w+/", (run.path / name).read_text("utf-8")), (
+            "no folder of the machine is named"
+        )
+
+
+def test_the_samples_differ_in_coupling_alone_and_are_well_below_the_bigram() -> None:
+    standard, coupled = map(samples.sample, samples.NAMES)
+    attention = replace(coupled.config.model.attention, dynamics=standard.config.model.attention.dynamics)
+    assert replace(coupled.config, model=replace(coupled.config.model, attention=attention)) == standard.config
+    assert standard.info["corpus"]["hash"] == coupled.info["corpus"]["hash"]
+    for run in (standard, coupled):
+        bigram = next(row for row in run.result["baselines"] if row["order"] == 2)
+        assert run.result["best"]["bits_per_byte"] < 0.75 * bigram["bits_per_byte"]
+
+
+def test_the_explorer_has_something_to_show(readers) -> None:
+    """On the default text: a head that coupling clearly changes, a previous-token head, and a loss that depends on both."""
+    _, coupled = make_bundle(readers, TEXT)["runs"]
+    stops = {stop["kind"]: stop for stop in coupled["tour"]}
+    assert stops["changed"]["share"] > 0.25
+    assert stops["previous"]["share"] > 0.5 > stops["previous"]["even"]
+    for effects in make_effects(readers, TEXT):
+        assert effects is not None
+        assert effects["loss"] < 4.0, "the loss of a guess among 2,048 tokens is 7.6"
+    assert effects["without_dynamics"] > effects["loss"]
+
+
+def test_it_continues_a_repetition(readers) -> None:
+    """A name that occurred before is easier to predict: the models use their context."""
+    for reader in readers:
+        once = reader.tokenizer.encode("zorbat_quimp = 1\n")
+        twice = reader.tensor(once * 2)
+        assert loss_effects(reader.model, twice).loss < loss_effects(reader.model, reader.tensor(once)).loss
