@@ -9,7 +9,7 @@ from ..terminal import status
 from .plugin import WithPlugin
 from .sample import WithSample
 
-TEXT = "for name in names:\n    print(name)\nfor line in lines:\n    print(line)\n"
+TEXT = 'with open(path) as file:\n    text = file.read()\nwith open(path, "w") as file:\n    file.write(text)\n'
 
 
 @dataclass(frozen=True)
