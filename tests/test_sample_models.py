@@ -119,6 +119,15 @@ def test_a_mistake_is_one_line(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"config.toml": "0"}'])
+def test_damaged_checksums_are_one_line(content: bytes, installed: Path) -> None:
+    (installed / "standard" / "checksums.json").write_bytes(content)
+    with pytest.raises(
+        CoupledQKError, match=r"cannot be used \((checksums.json is damaged|the checksum of config.toml)"
+    ):
+        samples.sample("standard")
+
+
 def test_a_package_without_samples_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "FOLDER", tmp_path)
     with pytest.raises(

@@ -7,11 +7,12 @@ Each is a run folder with weights in bfloat16; `packing.py` makes it, and its RE
 from pathlib import Path
 
 from ..errors import CoupledQKError, unknown
+from ..files import read_json, sha256
 from ..runs import Run
-from ..training.checkpoints import damage
 
 NAMES = ("standard", "hamiltonian")
 FOLDER = Path(__file__).parent
+ADVICE = "install coupledqk again"
 
 
 def sample(name: str = "hamiltonian") -> Run:
@@ -19,7 +20,21 @@ def sample(name: str = "hamiltonian") -> Run:
     if name not in NAMES:
         raise unknown("sample model", name, NAMES)
     folder = FOLDER / name
-    fault = damage(folder) if folder.is_dir() else "it is missing"
+    fault = _fault(folder) if folder.is_dir() else "it is missing"
     if fault is not None:
-        raise CoupledQKError(f"the sample model {name} in {folder} cannot be used ({fault}): install coupledqk again")
+        raise CoupledQKError(f"the sample model {name} in {folder} cannot be used ({fault}): {ADVICE}")
     return Run.open(folder)
+
+
+def _fault(folder: Path) -> str | None:
+    """What is wrong with the files of a sample model, if anything is."""
+    try:
+        checksums = dict(read_json(folder / "checksums.json", ADVICE))
+    except (CoupledQKError, TypeError, ValueError):
+        return "checksums.json is damaged"
+    for name, expected in checksums.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if sha256(folder / name) != expected:
+            return f"the checksum of {name} differs"
+    return None
