@@ -32,8 +32,10 @@ def few_tokens_dynamics(
     """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,) or a scalar."""
     B, T, n_keys, d = k.shape
     group_size = q.shape[2] // n_keys
-    new_q, new_k = q.reshape(-1, d), k.reshape(-1, d)
-    dt, w1, w2 = dt.expand(B * T, n_keys).reshape(-1, 1), force.w1.T, force.w2.T
+    if B * T > 1 or dt.ndim == 0:
+        dt = dt.expand(B * T, n_keys)
+    new_q, new_k, dt = q.reshape(-1, d), k.reshape(-1, d), dt.reshape(-1, 1)
+    w1, w2 = force.w1.t(), force.w2.t()
     h = new_q
     for move in moves_of(method, n_steps):
         if move == "force":
@@ -41,9 +43,10 @@ def few_tokens_dynamics(
             if group_size > 1:
                 h = h.view(-1, group_size, d).mean(1)
         elif move in SHARE:
-            new_k = torch.addmm(new_k, h.mul_(dt), w2, alpha=SHARE[move])
+            new_k = torch.addcmul(new_k, torch.mm(h, w2), dt, value=SHARE[move])
         elif group_size == 1:
             new_q = torch.addcmul(new_q, new_k, dt)
         else:
-            new_q = (new_q.view(-1, group_size, d) + (new_k * dt).unsqueeze(1)).view(-1, d)
+            grouped = torch.addcmul(new_q.view(-1, group_size, d), new_k.unsqueeze(1), dt.unsqueeze(1))
+            new_q = grouped.view(-1, d)
     return new_q.view(q.shape), new_k.view(k.shape)

@@ -29,8 +29,6 @@ def choose(
     impl: str, q: Tensor, k: Tensor, dt: Tensor | float, force: Force, method: str, inverse: bool = False
 ) -> str:
     """`impl` with "auto" resolved; never by the values of q."""
-    if impl not in IMPLEMENTATIONS:
-        raise unknown("impl", impl, IMPLEMENTATIONS)
     obstacle = obstacle_of(force, method, inverse)
     if impl == "auto":
         if obstacle:
@@ -39,6 +37,8 @@ def choose(
             return "reference" if few_tokens.obstacle_of(q, k, dt) else "few_tokens"
         # The compiler fuses the readable methods by itself, and need not recompute.
         return "fused" if q.device.type == "cpu" and not torch.compiler.is_compiling() else "reference"
+    if impl not in IMPLEMENTATIONS:
+        raise unknown("impl", impl, IMPLEMENTATIONS)
     if impl == "few_tokens":
         obstacle = obstacle or few_tokens.obstacle_of(q, k, dt)
     if impl != "reference" and obstacle:
@@ -73,12 +73,13 @@ def integrate_fast(
 ) -> tuple[Tensor, Tensor]:
     """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"; `rope` not by "few_tokens"."""
     assert isinstance(force, MLPForce)
-    dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device)
     if impl == "few_tokens":
         assert rope is None
+        dt = dt if isinstance(dt, Tensor) else torch.tensor(dt, device=q.device)
         return few_tokens.few_tokens_dynamics(q, k, dt, force, n_steps, method)
+    dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device).expand(k.shape[2])
     cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
     operator = fused_dynamics
     if impl == "triton":
         from .triton import triton_dynamics as operator
-    return operator(q, k, dt.expand(k.shape[2]), force.w1, force.w2, cos, sin, n_steps, method)
+    return operator(q, k, dt, force.w1, force.w2, cos, sin, n_steps, method)

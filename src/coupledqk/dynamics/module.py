@@ -40,8 +40,9 @@ class Dynamics(nn.Module):
 
     @property
     def step_size(self) -> Tensor | float:
-        dt = self.config.step_size if self.tau is None else self.tau.exp()
-        return dt if self.gate is None else self.gate * dt
+        tau, gate = self.tau, self.gate
+        dt = self.config.step_size if tau is None else tau.exp()
+        return dt if gate is None else gate * dt
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return integrate(q, k, self.step_size, self.force, self.config.n_steps, self.config.method, impl=self.impl)
