@@ -116,7 +116,7 @@ def _state_dict(coupling: nn.Module) -> dict[str, Tensor]:
 
     found = {}
     for path, module in coupling.named_modules():
-        with align_module_device(module, "cpu"):
+        with align_module_device(module, torch.device("cpu")):
             found |= {f"{path}.{name}".lstrip("."): p.clone() for name, p in module.named_parameters(recurse=False)}
     return found
 
