@@ -75,7 +75,7 @@ def integrate_fast(
     assert isinstance(force, MLPForce)
     if impl == "few_tokens":
         assert rope is None
-        dt = dt if isinstance(dt, Tensor) else torch.tensor(dt, device=q.device)
+        dt = dt if isinstance(dt, Tensor) else torch.tensor(dt, dtype=q.dtype, device=q.device)
         return few_tokens.few_tokens_dynamics(q, k, dt, force, n_steps, method)
     dt = torch.as_tensor(dt, dtype=dtype_of_sums(q, k), device=q.device).expand(k.shape[2])
     cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)

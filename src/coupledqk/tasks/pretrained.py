@@ -1,5 +1,6 @@
 """Fine-tuning a pretrained model of transformers on a GLUE task: plainly or with low-rank updates, coupled or not."""
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ class PretrainedClassification:
 
     def build_model(self) -> PretrainedClassifier:
         """The pretrained weights with a new classifier; coupling and low-rank updates change nothing until they are trained."""
-        model, task, dynamics = self.pretrained, self.task, self.config.model.attention.dynamics
+        model, task, dynamics = copy.deepcopy(self.pretrained), self.task, self.config.model.attention.dynamics
         projections = _projections(model) if task.method == "lora" else []
         if dynamics.method != "none":
             _couple(model, dynamics, self.config.seed)
