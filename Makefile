@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BEGAN := $(shell date +%s)
 
-.PHONY: demo test docs lint format release-check clean
+.PHONY: demo test test-slurm docs lint format release-check clean
 
 demo: .venv/demo
 	@echo "Set-up took $$(( $$(date +%s) - $(BEGAN) )) s. The command is $(BIN)/coupledqk."
@@ -11,6 +11,10 @@ demo: .venv/demo
 
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
+
+# Starts a Slurm of one node; needs root and, on Debian, `apt-get install slurm-wlm munge`.
+test-slurm: .venv/test
+	COUPLEDQK_TEST_SLURM=1 OMP_NUM_THREADS=1 tests/with_slurm.sh $(BIN)/pytest tests/test_slurm.py $(ARGS)
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -7,11 +7,11 @@ from pathlib import Path
 from ..errors import CoupledQKError
 from ..schema import parse_seeds
 from ..terminal import stop_on_signals, table, wrapped
-from .plugin import WithPlugin
+from .queue import WithQueue
 
 
 @dataclass(frozen=True)
-class Compare(WithPlugin):
+class Compare(WithQueue):
     """Ask whether coupling helps on your own text: an answer with its uncertainty and its cost, within a time budget.
 
     Trains pairs of small models, one with standard and one with coupled (euler) attention, until the result is conclusive, both
@@ -34,8 +34,6 @@ class Compare(WithPlugin):
     """Also these variants, such as those of your plugin."""
     seeds: tuple[str, ...] = ()
     """Train exactly these seeds, such as 0-7, instead of stopping at the first conclusive result."""
-    jobs: int | None = None
-    """Number of runs at a time; the number of cores unless given."""
     out: Path = Path("compare")
     """Where the runs, the outcome and compare.html go."""
     dry_run: bool = False
@@ -51,7 +49,8 @@ class Compare(WithPlugin):
         if not self.corpus:
             raise CoupledQKError("which text? Name a file, a folder or a corpus: coupledqk compare --corpus PATH")
         variants = tuple(dict.fromkeys((*COUPLED, *self.variants, *(OTHERS if self.all else ()))))
-        comparison = Comparison.open(self.corpus, self.minutes, variants, parse_seeds(self.seeds), self.jobs, self.out)
+        seeds, machines = parse_seeds(self.seeds), self.machines()
+        comparison = Comparison.open(self.corpus, self.minutes, variants, seeds, self.jobs, self.out, machines)
         print(wrapped(comparison.describe()), file=sys.stdout if self.dry_run else sys.stderr)
         if self.dry_run:
             return

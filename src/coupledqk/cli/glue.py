@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from .output import report_experiment
-from .plugin import WithPlugin
+from .queue import WithQueue
 
 
 @dataclass(frozen=True)
-class Glue(WithPlugin):
+class Glue(WithQueue):
     """Fine-tune trained runs on a GLUE task: accuracy of each attention variant, with statistics over seeds.
 
     Each run is fine-tuned with the seed that it was pretrained with, all weights and a new linear head. Interrupted, it resumes
@@ -35,8 +35,6 @@ class Glue(WithPlugin):
     """Peak learning rate; the paper's unless given. Models far smaller than its 60M need more."""
     device: str | None = None
     """The device to train on; as in pretraining unless given."""
-    jobs: int | None = None
-    """Number of runs at a time; the number of cores divided by the threads of a run unless given."""
     out: Path = Path("lab")
     """The folder of the fine-tuned runs, the outcome and the report."""
     json: bool = False
@@ -49,4 +47,4 @@ class Glue(WithPlugin):
         experiment = fine_tuning_experiment(
             self.runs, self.task, self.data_dir, self.max_examples, self.epochs, lr=self.lr, **device
         )
-        report_experiment(experiment, self.out, self.jobs, self.json)
+        report_experiment(experiment, self.out, self.jobs, self.machines(), self.json)

@@ -6,11 +6,11 @@ from typing import Literal
 
 from ..schema import parse_seeds
 from .output import report_experiment
-from .plugin import WithPlugin
+from .queue import WithQueue
 
 
 @dataclass(frozen=True)
-class Mqar(WithPlugin):
+class Mqar(WithQueue):
     """Compare attention variants at associative recall: which value followed this key?
 
     Every variant gets the same steps, the same learning rates and, seed by seed, the same data and initial weights.
@@ -41,8 +41,6 @@ class Mqar(WithPlugin):
     """Seeds, such as 0 1 2 or 0-7."""
     device: str = "auto"
     """The device to train on."""
-    jobs: int | None = None
-    """Number of runs at a time; the number of cores divided by the threads of a run unless given."""
     out: Path = Path("lab")
     """The folder of the runs, the outcome and the report."""
     json: bool = False
@@ -62,4 +60,4 @@ class Mqar(WithPlugin):
             parse_seeds(self.seeds),
             device=self.device,
         )
-        report_experiment(experiment, self.out, self.jobs, self.json)
+        report_experiment(experiment, self.out, self.jobs, self.machines(), self.json)

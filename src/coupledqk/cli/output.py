@@ -11,6 +11,7 @@ from ..terminal import stop_on_signals, wrapped
 if TYPE_CHECKING:
     from ..lab.cells import Plan
     from ..lab.experiment import Experiment
+    from ..lab.machines import Machines
     from ..lab.runner import Queue
     from ..outcome import Outcome
 
@@ -23,26 +24,29 @@ def command_line() -> str:
     return "coupledqk" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
 
 
-def train_plans(plans: "Sequence[Plan]", jobs: int | None) -> "Queue":
+def train_plans(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines | None" = None) -> "Queue":
     """Trains what is not finished, with progress on the terminal, until Ctrl-C."""
     from ..lab.laboratory import run_plans
+    from ..lab.machines import LOCAL
 
     with stop_on_signals() as stop:
-        return run_plans(plans, jobs, stop=stop)
+        return run_plans(plans, jobs, stop=stop, machines=machines or LOCAL)
 
 
-def train_and_print(plans: "Sequence[Plan]", jobs: int | None) -> None:
+def train_and_print(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines") -> None:
     """Trains and prints the outcome of each plan."""
     from ..lab.summary import outcome_summary
     from ..outcome import read
 
-    queue = train_plans(plans, jobs)
+    queue = train_plans(plans, jobs, machines)
     for plan in plans:
         print(f"{wrapped(outcome_summary(read(plan.outcome)))}\n{plan.outcome}\n")
     exit_unless_finished(queue)
 
 
-def report_experiment(experiment: "Experiment", out: Path, jobs: int | None, as_json: bool) -> "Outcome":
+def report_experiment(
+    experiment: "Experiment", out: Path, jobs: int | None, machines: "Machines", as_json: bool
+) -> "Outcome":
     """Trains an experiment of one scale, writes its report and prints its outcome."""
     from ..lab.cells import make_plan
     from ..lab.summary import outcome_summary
@@ -50,7 +54,7 @@ def report_experiment(experiment: "Experiment", out: Path, jobs: int | None, as_
     from ..report.lab_page import write_report
 
     plan = make_plan(experiment, next(iter(experiment.scales)), out)
-    queue = train_plans([plan], jobs)
+    queue = train_plans([plan], jobs, machines)
     outcome, page = read(plan.outcome), plan.outcome.with_suffix(".html")
     write_report([outcome], page)
     print(to_json(outcome) if as_json else f"{outcome_summary(outcome)}\n\n{page}")

@@ -8,14 +8,14 @@ from ..errors import CoupledQKError
 from ..schema import parse_seeds
 from ..terminal import wrapped
 from .output import train_and_print
-from .plugin import WithPlugin
+from .queue import WithQueue
 
 if TYPE_CHECKING:
     from ..lab.experiment import Experiment
 
 
 @dataclass(frozen=True)
-class Reproduce(WithPlugin):
+class Reproduce(WithQueue):
     """Run the paper's experiments, or your own: tables and figures with statistics. It can be stopped at any moment.
 
     Finished runs are skipped, interrupted ones resume; experiments share the runs that they have in common. An experiment of
@@ -42,8 +42,6 @@ class Reproduce(WithPlugin):
     """Add the seeds to these rows of a finished grid, and leave the other rows as they are."""
     data_dir: Path | None = None
     """Folder with local copies of the corpora."""
-    jobs: int | None = None
-    """Number of runs at a time; the number of cores divided by the threads of a run unless given."""
     out: Path = Path("lab")
     """The laboratory's folder: OUT/runs/ and an outcome OUT/NAME-SCALE.json for each experiment."""
     list: bool = False
@@ -75,7 +73,7 @@ class Reproduce(WithPlugin):
             for plan in plans:
                 print(wrapped(cost_summary(plan) if self.dry_run else progress_summary(plan)), end="\n\n")
         elif plans:
-            train_and_print(plans, self.jobs)
+            train_and_print(plans, self.jobs, self.machines())
         for each in measuring:
             self.measure(each)
 

@@ -7,11 +7,12 @@ from ..config import identity
 from ..run_folder import variant_name
 from ..schema import parse_seeds
 from .output import report_experiment
+from .queue import WithQueue
 from .settings import WithSettings
 
 
 @dataclass(frozen=True)
-class Sweep(WithSettings):
+class Sweep(WithSettings, WithQueue):
     """Find a learning rate: a few short runs, a table and a plot. Interrupted, it resumes from the last checkpoints.
 
     Try it:
@@ -26,8 +27,6 @@ class Sweep(WithSettings):
     """The peak learning rates to try."""
     seeds: tuple[str, ...] = ()
     """Seeds for each learning rate, such as 0 1 2 or 0-7; one unless given."""
-    jobs: int | None = None
-    """Number of runs at a time; the number of cores divided by the threads of a run unless given."""
     out: Path | None = None
     """The folder of the runs, the outcome and the plot; runs/sweep-NAME unless given."""
     json: bool = False
@@ -39,7 +38,7 @@ class Sweep(WithSettings):
         base = self.run_config(flags)
         out = self.out or Path("runs") / f"sweep-{variant_name(base)}-{identity(base)}"
         experiment = sweep_experiment(base, self.lrs, parse_seeds(self.seeds))
-        outcome = report_experiment(experiment, out, self.jobs, self.json)
+        outcome = report_experiment(experiment, out, self.jobs, self.machines(), self.json)
         best = best_row(outcome)
         draw_sweep(outcome, out / "sweep.svg")
         if not self.json:

@@ -23,6 +23,7 @@ from .cells import Plan, failure, make_plan
 from .coherence import coherence
 from .experiment import Experiment, Grid, Scale
 from .laboratory import check_jobs, run_plans
+from .machines import LOCAL, Machines
 from .outcomes import measured, outcome
 from .overview import GridProgress, Silent
 from .runner import Overview, Queue
@@ -43,6 +44,7 @@ def compare(
     variants: Sequence[str] = COUPLED,
     seeds: Sequence[int] = (),
     jobs: int | None = None,
+    machines: Machines = LOCAL,
     out: str | Path = "compare",
     progress: bool = True,
     stop: Callable[[], bool] = lambda: False,
@@ -53,7 +55,7 @@ def compare(
     variant is conclusive, equivalence within ±1% is shown, or `minutes` have passed. With `seeds` it trains exactly these.
     The outcome's `answer` says in words what was found.
     """
-    comparison = Comparison.open(corpus, minutes, variants, seeds, jobs, Path(out))
+    comparison = Comparison.open(corpus, minutes, variants, seeds, jobs, Path(out), machines)
     comparison.run(GridProgress() if progress else Silent(), stop)
     return comparison.conclude()
 
@@ -72,6 +74,7 @@ class Comparison:
     minutes: float
     jobs: int
     out: Path
+    machines: Machines = LOCAL
 
     @classmethod
     def open(
@@ -82,8 +85,14 @@ class Comparison:
         seeds: Sequence[int] = (),
         jobs: int | None = None,
         out: Path = Path("compare"),
+        machines: Machines = LOCAL,
     ) -> "Comparison":
-        """Tokenizes the text, measures the speed of each variant, and chooses what fits the budget."""
+        """Tokenizes the text, measures the speed of each variant on this machine, and chooses what fits the budget."""
+        if jobs is None and machines.engine != "local":
+            raise CoupledQKError(
+                f"--engine {machines.engine}: add --jobs, the number of runs that the cluster trains at a time, on which the "
+                "number of pairs depends"
+            )
         scipy_special()  # whatever is missing is said before anything is measured
         jobs = available_cores() if jobs is None else jobs
         check_jobs(jobs)
@@ -93,7 +102,7 @@ class Comparison:
             text = open_text(corpus, on_bytes)
         choice = choose(text, variants, minutes, jobs, out, len(seeds))
         own = tuple(seeds) or tuple(range(choice.pairs))
-        return cls(text, choice, tuple(variants), own, not seeds, minutes, jobs, out)
+        return cls(text, choice, tuple(variants), own, not seeds, minutes, jobs, out, machines)
 
     def describe(self) -> str:
         """What will be trained, how long it will take and what it can detect."""
@@ -118,7 +127,7 @@ class Comparison:
         def done() -> bool:
             return self.sequential and (self.conclusive_at() is not None or time.monotonic() > deadline)
 
-        return run_plans([self.plan(len(self.seeds))], self.jobs, overview, stop, done)
+        return run_plans([self.plan(len(self.seeds))], self.jobs, overview, stop, done, self.machines)
 
     def conclusive_at(self) -> int | None:
         """The number of pairs at the first test that is conclusive, of the pairs that are finished in the order of seeds."""

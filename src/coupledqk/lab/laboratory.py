@@ -7,9 +7,10 @@ from ..errors import CoupledQKError
 from ..outcome import Outcome, read
 from ..provenance import available_cores
 from .cells import Plan, make_plan
-from .engine import LocalPool
+from .engine import Engine, LocalPool
 from .experiment import Experiment, load
 from .ladder import too_large
+from .machines import LOCAL, Machines
 from .outcomes import write_outcome
 from .overview import GridProgress, Silent
 from .profiles import measure_attention
@@ -25,6 +26,7 @@ def run_experiment(
     rows: Sequence[str] = (),
     data_dir: Path | None = None,
     jobs: int | None = None,
+    machines: Machines = LOCAL,
     progress: bool = True,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
@@ -32,14 +34,15 @@ def run_experiment(
 
     `experiment` is the name of one of the package's, a TOML file, or an `Experiment`; `scale` is its first unless given. The
     runs are stored in OUT/runs and the outcome in OUT/NAME-SCALE.json. Called again it resumes where it was interrupted, and
-    trains nothing that is finished. A run that failed is a cell of the outcome with status "failed" and the error.
+    trains nothing that is finished. A run that failed is a cell of the outcome with status "failed" and the error. `machines`
+    says where: `Machines("ray", address="HOST:PORT")` is a Ray cluster.
     """
     if not isinstance(experiment, Experiment):
         experiment = load(str(experiment))
     if not experiment.scales:
         raise CoupledQKError(f"{experiment.name} trains nothing: run it with `coupledqk reproduce {experiment.name}`")
     plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows)
-    run_plans([plan], jobs, GridProgress() if progress else Silent(), stop)
+    run_plans([plan], jobs, GridProgress() if progress else Silent(), stop, machines=machines)
     return read(plan.outcome)
 
 
@@ -49,26 +52,35 @@ def run_plans(
     overview: Overview | None = None,
     stop: Callable[[], bool] = lambda: False,
     done: Callable[[], bool] = lambda: False,
+    machines: Machines = LOCAL,
 ) -> Queue:
     """Trains the runs of several plans on one queue; the runs that they share are trained once.
 
     Whatever would make it fail afterwards is checked first. `done` says that no more runs are needed.
     """
-    jobs = default_jobs(plans) if jobs is None else jobs
-    check_jobs(jobs)
+    if jobs is not None:
+        check_jobs(jobs)
     require_statistics(plans)
     overview, queue = overview or GridProgress(), Queue.of(plans)
     for plan in plans:
         for line in notes(plan):
             overview.note(line)
-        for label, reason in too_large(plan).items():
+        for label, reason in too_large(plan).items() if machines.engine == "local" else ():
             overview.note(f"{label} is left out: {reason}")
             queue.leave_out(plan, label)
-    run_queue(queue, LocalPool(jobs), overview, stop, done)
+    run_queue(queue, open_engine(queue, jobs, machines), overview, stop, done)
     for plan in plans:
         if measure_attention(plan, overview.note):
             write_outcome(plan)
     return queue
+
+
+def open_engine(queue: Queue, jobs: int | None, machines: Machines) -> Engine:
+    """Of the machines on which a queue is trained. If nothing is left to train, no cluster is asked."""
+    if machines.engine == "local" or not queue.waiting:
+        return LocalPool(default_jobs(queue.plans) if jobs is None else jobs)
+    configs = [cell.config for cell in queue.waiting]
+    return machines.open_cluster(configs, jobs, queue.plans[0].out / "jobs")
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:

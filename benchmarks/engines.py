@@ -1,0 +1,126 @@
+"""What an engine costs: the start of a grid, and the training of its runs, with Ray and with the local pool.
+
+The same runs are trained by worker processes of the local pool and as tasks of a Ray that is started on this machine, in turn
+for several rounds. Start is the time until the first run is being trained; the rest is the cost of the grid. Each run has one
+thread, and both engines train as many runs at a time. The tokens are prepared before anything is timed.
+
+    python benchmarks/engines.py --save results/bench
+    python benchmarks/engines.py --runs 4 --steps 50 --rounds 1
+
+About 20 minutes on two quiet cores; on a machine that does something else the figures mean nothing.
+"""
+
+import argparse
+import datetime
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from coupledqk.config import text_of
+from coupledqk.data.shards import prepare
+from coupledqk.lab.cells import Cell, Plan, make_plan
+from coupledqk.lab.engine import Engine, LocalPool
+from coupledqk.lab.engine_ray import RayEngine
+from coupledqk.lab.experiment import Experiment, ListedScale
+from coupledqk.lab.overview import Silent
+from coupledqk.lab.runner import Queue, run_queue
+from coupledqk.measure import PERPLEXITY
+from coupledqk.provenance import available_cores, commit, machine, versions
+from coupledqk.recipes import recipe
+
+
+@dataclass(frozen=True)
+class Times:
+    start: float
+    """Seconds until the first run is being trained."""
+    rest: float
+    """Seconds from then until the last run is finished."""
+
+
+class FirstStep(Silent):
+    """Notes when the first run has taken a step."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def step(self, cell: Cell, step: int) -> None:
+        if step and self.at is None:
+            self.at = time.perf_counter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=available_cores())
+    parser.add_argument("--save", type=Path, help="folder for DATE-engines.md")
+    options = parser.parse_args()
+    engines: dict[str, Callable[[], Engine]] = {
+        "local": lambda: LocalPool(options.jobs),
+        "ray": lambda: RayEngine(None, options.jobs, cpus=1),
+    }
+    found: dict[str, list[Times]] = {name: [] for name in engines}
+    with tempfile.TemporaryDirectory() as folder:
+        for round_number in range(options.rounds):
+            order = list(engines) if round_number % 2 == 0 else list(engines)[::-1]
+            for name in order:
+                plan = plan_of(Path(folder, f"{name}-{round_number}"), options.runs, options.steps)
+                prepare(text_of(plan.cells[0].config))
+                found[name].append(timed(plan, engines[name]))
+    text = described(found, options)
+    print(text)
+    if options.save:
+        path = options.save / f"{datetime.date.today()}-engines.md"
+        path.write_text(text + "\n")
+        print(path)
+
+
+def plan_of(out: Path, n_runs: int, steps: int) -> Plan:
+    settings: dict[str, Any] = {"steps": steps, "eval_every": steps, "log_every": 1, "threads": 1, "device": "cpu"}
+    cells = tuple(
+        Cell("hamiltonian", seed, recipe("mini", "hamiltonian", seed=seed, **settings)) for seed in range(n_runs)
+    )
+    scale = ListedScale(PERPLEXITY, cells)
+    return make_plan(Experiment("engines", "Engines", "benchmark", "", {"mini": scale}), "mini", out)
+
+
+def timed(plan: Plan, open_engine: Callable[[], Engine]) -> Times:
+    overview, began = FirstStep(), time.perf_counter()
+    queue = Queue.of([plan])
+    run_queue(queue, open_engine(), overview)
+    ended = time.perf_counter()
+    assert not queue.troubles, queue.troubles
+    assert overview.at is not None
+    return Times(overview.at - began, ended - overview.at)
+
+
+def described(found: dict[str, list[Times]], options: argparse.Namespace) -> str:
+    starts = {name: median(times.start for times in all_times) for name, all_times in found.items()}
+    ratios = [ray.rest / local.rest for ray, local in zip(found["ray"], found["local"], strict=True)]
+    rows = [
+        f"| {name} | {number} | {times.start:.1f} | {times.rest:.1f} |"
+        for name, all_times in found.items()
+        for number, times in enumerate(all_times, 1)
+    ]
+    return "\n".join(
+        [
+            f"{options.runs} runs of {options.steps} steps (mini, hamiltonian), {options.jobs} at a time, one thread each.",
+            f"{machine()}; {versions()}; commit {commit()}.",
+            "",
+            "| engine | round | start (s) | rest (s) |",
+            "| --- | --: | --: | --: |",
+            *rows,
+            "",
+            f"Ray adds {starts['ray'] - starts['local']:.1f} s to the start and {100 * (median(ratios) - 1):+.1f}% to the rest "
+            "(medians).",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

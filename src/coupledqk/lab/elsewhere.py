@@ -1,0 +1,111 @@
+"""Training a cell on a machine of a cluster, with one process or, through torchrun, with one for each of several GPUs.
+
+    torchrun --standalone --nproc-per-node 2 -m coupledqk.lab.elsewhere JOB.json
+
+is what a cluster's machine runs if a run has two GPUs. The first process writes the last message to JOB.message.json.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import lease
+from ..run_folder import RunFolder
+from ..terminal import stop_on_signals
+from .worker import SECONDS_BETWEEN_MESSAGES, Messages, train_job
+
+
+class Unheard(Messages):
+    """For a run whose scheduling process reads its folder instead. Setting `closed` stops the run after its current step."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def send(self, **message: Any) -> None:
+        pass
+
+
+def train_elsewhere(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
+    """Trains a cell as if this was where the scheduling process runs, and returns the last message about it."""
+    run = RunFolder(job["folder"])
+    try:
+        os.chdir(job["cwd"])
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = f"{error.filename} cannot be used on {socket.gethostname()} ({error.strerror})"
+        return {"kind": "failed", "error": f"{where}: all machines need the same disk, under the same path"}
+    os.environ.update(job["environment"])
+    wait_for_predecessor(run)
+    if job["processes"] > 1:
+        return train_with_torchrun(job, messages)
+    torch.set_num_threads(job["threads"])
+    return train_job(job, messages)
+
+
+def wait_for_predecessor(run: RunFolder) -> None:
+    """A process that trained the run before and is lost to its cluster may need a moment to notice it and end."""
+    deadline = time.monotonic() + lease.EXPIRY_SECONDS
+    while run.status == "running" and time.monotonic() < deadline:
+        time.sleep(lease.POLL_SECONDS)
+
+
+def train_with_torchrun(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
+    """Trains a cell with several processes on this machine. Asked to stop, torchrun passes SIGTERM on to them."""
+    with tempfile.TemporaryDirectory() as scratch, stop_on_signals() as asked:
+        file, errors = Path(scratch, "job.json"), Path(scratch, "errors")
+        file.write_text(json.dumps(job))
+        threads = str(max(1, job["threads"] // job["processes"]))
+        with errors.open("w") as log:
+            process = subprocess.Popen(
+                torchrun_command(job["processes"], file),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": threads},
+                preexec_fn=_end_with_parent,
+            )
+        told = False
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_BETWEEN_MESSAGES)
+            if not told and (asked() or messages.closed):
+                process.terminate()
+                told = True
+        if (answer := file.with_suffix(".message.json")).is_file():
+            return json.loads(answer.read_text())
+        last_line = errors.read_text(errors="replace").strip().splitlines()[-1:]
+        reason = "; ".join([f"torchrun ended with code {process.returncode}", *last_line])
+        return {"kind": "interrupted", "error": None if told else reason}
+
+
+def torchrun_command(processes: int, job: Path) -> list[str]:
+    """The command that trains the cell of a job's file with several processes on one machine."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [*torchrun, "-m", "coupledqk.lab.elsewhere", str(job)]
+
+
+def _end_with_parent() -> None:
+    """In a new process on Linux: SIGTERM when the process that has started it ends, however that happens."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
+
+
+def main(file: Path) -> None:
+    message = train_job(json.loads(file.read_text()), Unheard())
+    if os.environ.get("RANK", "0") == "0":
+        file.with_suffix(".message.json").write_text(json.dumps(message))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

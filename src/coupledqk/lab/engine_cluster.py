@@ -1,0 +1,120 @@
+"""What engines for clusters have in common: runs train on machines that share a disk, and their folders tell of them.
+
+Torch-free.
+"""
+
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig
+from ..run_folder import RunFolder
+from ..schema import to_toml
+from .cells import failure, status
+from .engine import Message
+
+POLL_SECONDS = 0.25
+TAIL_BYTES = 2**16
+
+
+class ClusterEngine(ABC):
+    """An `Engine` whose runs train elsewhere. Their progress is read from their folders."""
+
+    def __init__(self, cpus: int, gpus: int) -> None:
+        self.cpus, self.gpus = cpus, gpus
+        self.running: dict[Path, Any] = {}
+        """By folder, what `submit` has returned."""
+        self.shown: dict[Path, tuple[int, str]] = {}
+        self.stopping = False
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many runs may be submitted at a time."""
+
+    @abstractmethod
+    def submit(self, job: dict[str, Any], name: str) -> Any:
+        """Has a job trained somewhere by `train_elsewhere`."""
+
+    @abstractmethod
+    def ended(self) -> Iterator[Message]:
+        """The last message of each run that has ended. Its folder is still in `running`."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def free(self) -> int:
+        return max(1, self.capacity()) - len(self.running)
+
+    def start(self, config: RunConfig, folder: Path) -> None:
+        plugin = config.plugin.path if config.plugin else None
+        job = {
+            "plugin": plugin,
+            "config": to_toml(config),
+            "folder": str(folder.absolute()),
+            "cwd": os.getcwd(),
+            "environment": {name: value for name, value in os.environ.items() if name.startswith("COUPLEDQK_")},
+            "threads": config.runtime.threads or self.cpus,
+            "processes": max(1, self.gpus),
+        }
+        self.running[folder] = self.submit(job, folder.name)
+
+    def wait(self, seconds: float) -> Iterator[Message]:
+        deadline = time.monotonic() + seconds
+        while True:
+            messages = [*self._progress(), *self.ended()]
+            for message in messages:
+                if message.kind != "step":
+                    del self.running[message.folder]
+                    self.shown.pop(message.folder, None)
+                yield message
+            if messages or time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _progress(self) -> Iterator[Message]:
+        for folder in self.running:
+            step = last_step(folder)
+            doing = "" if step else _before_training(folder)
+            if self.shown.get(folder) != (step, doing):
+                self.shown[folder] = step, doing
+                yield Message(folder, "step", step, doing)
+
+
+def last_message(folder: Path, error: str | None) -> Message:
+    """What became of a run that is no longer trained by its engine, as its folder says. `error` is why, if it says nothing."""
+    run = RunFolder(folder)
+    found = status(run)
+    if found == "finished":
+        return Message(folder, "finished")
+    if found == "failed":
+        return Message(folder, "failed", error=failure(run)["error"])
+    if found == "running":
+        return Message(folder, "busy", error=f"another process is training into {folder}")
+    return Message(folder, "interrupted", error=error)
+
+
+def last_step(folder: Path) -> int:
+    """The last step that a run has logged; 0 if none."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError):
+            continue  # a part of a line
+    return 0
+
+
+def _before_training(folder: Path) -> str:
+    return "preparing the text" if RunFolder(folder).status == "running" else "waiting for a machine"

@@ -1,0 +1,135 @@
+"""Runs as plain tasks of a Ray cluster: needs `pip install 'coupledqk[ray]'`. Torch-free in the scheduling process."""
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import CoupledQKError
+from .engine import Message
+from .engine_cluster import ClusterEngine, last_message
+
+CONNECT_SECONDS = 10.0
+RETRIES = 10
+"""How often Ray starts a run again whose node or process was lost."""
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""Of a Ray that is started here: it reports nothing to its makers, and runs have the priority of any other process."""
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SETTINGS_FRAME = 4
+
+
+class RayEngine(ClusterEngine):
+    """Each run is a task. If its node is lost, Ray starts it on another one, where it resumes from its last checkpoint."""
+
+    def __init__(
+        self, address: str | None, jobs: int | None, cpus: int, gpus: int | None = None, wants_gpu: bool = False
+    ) -> None:
+        self.ray, self.jobs = connect(address), jobs
+        try:
+            total = self.ray.cluster_resources()
+            super().__init__(cpus, int(wants_gpu and total.get("GPU", 0) >= 1) if gpus is None else gpus)
+            if jobs is None and not self.capacity():
+                raise CoupledQKError(
+                    f"a run needs {cpus} CPUs and {self.gpus} GPUs, and the Ray cluster has {total.get('CPU', 0):g} and "
+                    f"{total.get('GPU', 0):g}: lower --cpus-per-run or --gpus-per-run, or give --jobs if it will grow"
+                )
+        except BaseException:
+            self.ray.shutdown()
+            raise
+
+    def capacity(self) -> int:
+        if self.jobs is not None:
+            return self.jobs
+        total = self.ray.cluster_resources()
+        by_cpu = int(total.get("CPU", 0)) // self.cpus
+        return min(by_cpu, int(total.get("GPU", 0)) // self.gpus) if self.gpus else by_cpu
+
+    def submit(self, job: dict[str, Any], name: str) -> Any:
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": RETRIES, "name": name}
+        return self.ray.remote(train_task).options(**options).remote(job)
+
+    def ended(self) -> Iterator[Message]:
+        by_task = {task: folder for folder, task in self.running.items()}
+        if not by_task:
+            return
+        done, _ = self.ray.wait(list(by_task), num_returns=len(by_task), timeout=0)
+        for task in done:
+            yield self._outcome(by_task[task], task)
+
+    def _outcome(self, folder: Path, task: Any) -> Message:
+        try:
+            return Message(folder, **self.ray.get(task))
+        except self.ray.exceptions.TaskCancelledError:
+            return last_message(folder, None)
+        except self.ray.exceptions.RayError as error:
+            reason = next(filter(None, str(error).strip().splitlines()), "")
+            return last_message(folder, f"Ray could not train it ({type(error).__name__}): {reason}")
+
+    def stop(self) -> None:
+        """Ray interrupts a task as Ctrl-C would; one that has not started is dropped."""
+        for task in self.running.values():
+            self.ray.cancel(task, force=False)
+
+    def close(self) -> None:
+        for task in self.running.values():
+            with contextlib.suppress(self.ray.exceptions.RayError, ValueError):
+                self.ray.cancel(task, force=True)
+        self.running.clear()
+        self.ray.shutdown()
+
+
+def train_task(job: dict[str, Any]) -> dict[str, Any]:
+    """The task, on a node of the cluster."""
+    from .elsewhere import Unheard, train_elsewhere
+
+    return train_elsewhere(job, Unheard())
+
+
+def connect(address: str | None) -> ModuleType:
+    """The ray module, connected to a cluster or to a new one on this machine."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise CoupledQKError("Ray is not installed: pip install 'coupledqk[ray]'") from None
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address not in (None, "auto", "local"):
+        check_address(address)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        reason = next(filter(None, str(error).strip().splitlines()), type(error).__name__)
+        raise CoupledQKError(f"cannot use Ray at {address or 'this machine'}: {reason}") from None
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the process before runs are saved
+    # Ray prints pages about lost nodes to standard output, where the result of a command goes; retries are its normal work
+    internals: Any = importlib.import_module("ray._private.worker")
+    internals.print_to_stdstream = lambda *args, **kwargs: None
+    return ray
+
+
+def check_address(address: str) -> None:
+    """Raises if nothing that could be Ray answers: Ray itself would try for minutes and end the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise CoupledQKError(f"--address {address}: expected HOST:PORT of a Ray head node, such as 10.0.0.5:6379")
+    what_to_do = (
+        "start Ray with `ray start --head`, check the address, or leave --address out to use this machine alone"
+    )
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_SECONDS) as connection:
+            connection.settimeout(CONNECT_SECONDS)
+            connection.sendall(HTTP2_GREETING)
+            answer = connection.recv(9)
+    except (OSError, OverflowError) as error:
+        raise CoupledQKError(f"no Ray cluster answers at {address} ({error}): {what_to_do}") from None
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise CoupledQKError(f"what answers at {address} is not Ray: {what_to_do}")

@@ -1,0 +1,169 @@
+"""Runs as Slurm jobs, submitted by submitit: needs `pip install 'coupledqk[slurm]'`. Torch-free in the scheduling process."""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import CoupledQKError
+from .engine import Message
+from .engine_cluster import ClusterEngine, last_message
+
+JOBS = 16
+"""Number of jobs in Slurm's queue at a time unless given."""
+SIGNAL_SECONDS = 90
+"""How long before its time limit a job is asked to save."""
+REQUEUES = 100
+"""How often a run may reach the time limit of its job; it resumes each time."""
+SQUEUE_SECONDS = 5.0
+
+
+class SlurmEngine(ClusterEngine):
+    """Each run is a job. A job that is preempted or reaches its time limit saves, is requeued, and resumes."""
+
+    def __init__(self, executor: Any, jobs: int | None, cpus: int, gpus: int) -> None:
+        super().__init__(cpus, gpus)
+        self.executor, self.jobs = executor, JOBS if jobs is None else jobs
+        self.next_look, self.queued = 0.0, set[str]()
+
+    @classmethod
+    def open(
+        cls, folder: Path, jobs: int | None, cpus: int, gpus: int, partition: str | None, minutes: int
+    ) -> "SlurmEngine":
+        """`folder` is where scripts and logs of the jobs go; it must be on a disk that all nodes share."""
+        submitit = import_submitit()
+        if shutil.which("sbatch") is None or shutil.which("srun") is None:
+            raise CoupledQKError(
+                "Slurm is not installed on this machine (there is no sbatch): start the command on a login node of the "
+                "cluster, or choose --engine local or ray"
+            )
+        executor = submitit.SlurmExecutor(folder.absolute() / "%j", max_num_timeout=REQUEUES)
+        executor.update_parameters(**job_parameters(cpus, gpus, partition, minutes))
+        return cls(executor, jobs, cpus, gpus)
+
+    def capacity(self) -> int:
+        return self.jobs
+
+    def submit(self, job: dict[str, Any], name: str) -> Any:
+        try:
+            return self.executor.submit(Training(job))
+        except Exception as error:  # submitit raises its own FailedJobError with what sbatch has printed
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise CoupledQKError(f"Slurm refused the job of {name}: {reason}") from None
+
+    def ended(self) -> Iterator[Message]:
+        if not self.running or not self.look():
+            return
+        for folder, job in self.running.items():
+            if not self.is_queued(job):
+                yield last_message(folder, None if self.stopping else last_line(job.paths.stderr))
+
+    def look(self) -> bool:
+        """Asks Slurm which jobs it has, every few seconds. Whether it has answered."""
+        if time.monotonic() < self.next_look:
+            return False
+        self.next_look = time.monotonic() + SQUEUE_SECONDS
+        command = ["squeue", "--me", "--noheader", "--format=%i"]
+        answer = subprocess.run(command, capture_output=True, text=True)
+        self.queued = set(answer.stdout.split())
+        return answer.returncode == 0
+
+    def is_queued(self, job: Any) -> bool:
+        """Whether a job waits or runs; one that was requeued does."""
+        return job.job_id in self.queued
+
+    def stop(self) -> None:
+        self.stopping = True
+        for job in self.running.values():
+            self.ask_to_save(job)
+
+    def ask_to_save(self, job: Any) -> None:
+        """A job that waits is dropped; one that runs gets SIGTERM, which lets it save and end."""
+        scancel("--state=PENDING", job.job_id)
+        scancel("--signal=TERM", job.job_id)
+
+    def kill(self, job: Any) -> None:
+        scancel(job.job_id)
+
+    def close(self) -> None:
+        for job in self.running.values():
+            self.kill(job)
+        self.running.clear()
+
+
+class Training:
+    """What a job calls. On the signal before preemption or the time limit it saves the run, then submitit requeues the job."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+
+    def __call__(self) -> dict[str, Any]:
+        from submitit import JobEnvironment
+
+        from .elsewhere import Unheard, train_elsewhere
+
+        heard, number = Unheard(), JobEnvironment._usr_sig()
+        requeue, preempted = signal.getsignal(number), False
+
+        def on_preemption(number: int, frame: object) -> None:
+            nonlocal preempted
+            preempted = heard.closed = True
+
+        def on_stop(number: int, frame: object) -> None:
+            heard.closed = True
+
+        signal.signal(number, on_preemption)
+        signal.signal(signal.SIGTERM, on_stop)
+        # whoever has started the job may have blocked them
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number, signal.SIGTERM})
+        message = train_elsewhere(self.job, heard)
+        if preempted and message["kind"] == "interrupted":
+            signal.signal(number, requeue)
+            signal.raise_signal(number)
+        print(message.get("error") or message["kind"], file=sys.stderr, flush=True)
+        return message
+
+    def checkpoint(self) -> Any:
+        """What submitit runs after it has requeued the job: the same, since the run's folder says where it was."""
+        return import_submitit().helpers.DelayedSubmission(self)
+
+
+def job_parameters(cpus: int, gpus: int, partition: str | None, minutes: int) -> dict[str, Any]:
+    """The parameters of submitit's executor for Slurm."""
+    parameters: dict[str, Any] = {
+        "job_name": "coupledqk",
+        "time": minutes,
+        "cpus_per_task": cpus,
+        "ntasks_per_node": 1,
+        "signal_delay_s": SIGNAL_SECONDS,
+    }
+    if gpus:
+        parameters["gpus_per_node"] = gpus
+    if partition:
+        parameters["partition"] = partition
+    return parameters
+
+
+def import_submitit() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise CoupledQKError("submitit is not installed: pip install 'coupledqk[slurm]'") from None
+    return submitit
+
+
+def scancel(*arguments: str) -> None:
+    subprocess.run(["scancel", *arguments], capture_output=True)
+
+
+def last_line(path: Path) -> str | None:
+    """What a job has said last."""
+    with contextlib.suppress(OSError):
+        lines = path.read_text(errors="replace").strip().splitlines()
+        return f"its job ended; {lines[-1]}" if lines else "its job ended"
+    return "its job ended"

@@ -1,0 +1,86 @@
+"""Where the runs of a queue are trained: this machine, a Ray cluster or a Slurm cluster. Torch-free."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..config import RunConfig
+from ..errors import CoupledQKError
+from .engine import Engine
+
+OPTIONS = {
+    "local": (),
+    "ray": ("address", "cpus_per_run", "gpus_per_run"),
+    "slurm": ("partition", "time", "cpus_per_run", "gpus_per_run"),
+}
+"""By engine, the options that it takes."""
+TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>[0-5]?\d)(?::(?P<seconds>[0-5]?\d))?")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where runs are trained, and what each of them gets. A cluster's machines share the disk of the run folders."""
+
+    engine: Literal["local", "ray", "slurm"] = "local"
+    address: str | None = None
+    """HOST:PORT of a Ray cluster's head node. Without it, that of RAY_ADDRESS, or else a new Ray on this machine."""
+    partition: str | None = None
+    """Slurm partition; Slurm's default unless given."""
+    time: str | None = None
+    """Time limit of a Slurm job; 4 hours unless given. A run that needs longer is requeued and resumes."""
+    cpus_per_run: int | None = None
+    """The threads of a run unless given."""
+    gpus_per_run: int | None = None
+    """With Ray 1 unless given, if the cluster has GPUs and the run may use them; with Slurm none unless given."""
+
+    def __post_init__(self) -> None:
+        for name in ("address", "partition", "time", "cpus_per_run", "gpus_per_run"):
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value is not None and name not in OPTIONS[self.engine]:
+                takers = " or ".join(engine for engine, names in OPTIONS.items() if name in names)
+                raise CoupledQKError(
+                    f"{flag} {value}: engine {self.engine!r} has no such option; add --engine {takers}"
+                )
+        for name, least in (("cpus_per_run", 1), ("gpus_per_run", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise CoupledQKError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
+        if self.time is not None:
+            minutes_of(self.time)
+
+    def cpus(self, configs: Sequence[RunConfig]) -> int:
+        """The number of cores of each run."""
+        return self.cpus_per_run or max(config.runtime.threads or 1 for config in configs)
+
+    def open_cluster(self, configs: Sequence[RunConfig], jobs: int | None, jobs_folder: Path) -> Engine:
+        """Connects to the cluster. `jobs_folder` is where Slurm's scripts and logs go."""
+        cpus = self.cpus(configs)
+        if self.engine == "ray":
+            from .engine_ray import RayEngine
+
+            wants_gpu = any(config.runtime.device != "cpu" for config in configs)
+            return RayEngine(self.address, jobs, cpus, self.gpus_per_run, wants_gpu)
+        from .engine_slurm import SlurmEngine
+
+        minutes = minutes_of(self.time or "4:00:00")
+        return SlurmEngine.open(jobs_folder, jobs, cpus, self.gpus_per_run or 0, self.partition, minutes)
+
+
+LOCAL = Machines()
+
+
+def minutes_of(time: str) -> int:
+    """Minutes of a time limit in Slurm's notation: 90, 4:00:00 or 2-00:00:00."""
+    found = TIME.fullmatch(time)
+    if found is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        total = (24 * days + hours) * 60 + minutes + (seconds > 0)
+    else:
+        total = int(time) if time.isdecimal() else 0
+    if total < 1:
+        raise CoupledQKError(
+            f"--time {time}: expected minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 90 or 2-00:00:00"
+        )
+    return total
