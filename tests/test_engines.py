@@ -19,6 +19,7 @@ from coupledqk.cli import main
 from coupledqk.config import RunConfig
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab import engine_ray
+from coupledqk.lab.cells import failure
 from coupledqk.lab.elsewhere import Unheard, torchrun_command, train_elsewhere
 from coupledqk.lab.engine import Message
 from coupledqk.lab.engine_cluster import ClusterEngine, last_message, last_step
@@ -235,26 +236,24 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     assert last_step(tmp_path) == 2999, "a line that is being written does not count"
 
 
-def test_a_run_with_several_gpus_is_trained_by_torchrun(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("lr", "kind"), [(1e-2, "finished"), (1e20, "failed")])
+def test_a_run_with_several_gpus_is_trained_by_torchrun(text: Path, tmp_path: Path, lr: float, kind: str) -> None:
+    """Here the processes share the CPU, since there is no GPU."""
     assert torchrun_command(4, Path("job.json")) == [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
         "-m", "coupledqk.lab.elsewhere", "job.json",
     ]  # fmt: skip
-    alone = torchrun_command(1, Path("job.json"))[-3:]
-    monkeypatch.setattr(
-        "coupledqk.lab.elsewhere.torchrun_command", lambda processes, job: [sys.executable, *alone[:2], str(job)]
-    )
-    config = tiny(text, threads=1)
-    job = {"plugin": None, "config": to_toml(config), "folder": str(tmp_path / "run"), "cwd": str(tmp_path)}
-    job |= {"environment": {}, "threads": 2, "processes": 2}
-    here = Path.cwd()
-    try:
-        assert train_elsewhere(job, Unheard()) == {"kind": "finished"}
-    finally:
-        os.chdir(here)
-    assert trained_bits(RunFolder(tmp_path / "run")) == trained_bits(run_to(config, tmp_path / "here"))
+    config = tiny(text, threads=1, lr=lr)
+    job = {"plugin": None, "config": to_toml(config), "folder": str(tmp_path / "run"), "cwd": os.getcwd()}
+    message = train_elsewhere(job | {"environment": {}, "threads": 2, "processes": 2}, Unheard())
+    assert message["kind"] == kind, message
+    run = RunFolder(tmp_path / "run")
+    if kind == "failed":
+        assert failure(run)["diverged"]
+        assert "lower lr" in message["error"]
+        return
+    alone = run_to(config, tmp_path / "alone").metrics("valid")
+    assert [record["loss"] for record in run.metrics("valid")] == pytest.approx([record["loss"] for record in alone])
 
 
 def test_a_machine_without_the_disk_says_so(tmp_path: Path) -> None:

@@ -29,8 +29,12 @@ SIZE = 512
 """Bytes of a lease. All are written at once, so that no reader sees a part."""
 
 
-class LostLeaseError(CoupledQKError):
-    """Another process holds the lease now."""
+class HeldLeaseError(CoupledQKError):
+    """Another process holds the lease."""
+
+
+class LostLeaseError(HeldLeaseError):
+    """Another process holds the lease now, which was this process' before."""
 
 
 class Lease:

@@ -159,7 +159,9 @@ class RunFolder:
         with file_errors(self.path, "write"):
             held = lease.acquire(self._lock_path)
         if held is None:
-            raise CoupledQKError(f"another process is training into {self.path}: wait for it, or choose another --out")
+            raise lease.HeldLeaseError(
+                f"another process is training into {self.path}: wait for it, or choose another --out"
+            )
         with held:
             self._lease = held
             try:

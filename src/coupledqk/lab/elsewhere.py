@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 -m coupledqk.lab.elsewhere JOB.json
 
-is what a cluster's machine runs if a run has two GPUs. The first process writes the last message to JOB.message.json.
+is what a cluster's machine runs if a run has two GPUs. The last message about the run is written to JOB.message.json.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def _end_with_parent() -> None:
 
 def main(file: Path) -> None:
     message = train_job(json.loads(file.read_text()), Unheard())
-    if os.environ.get("RANK", "0") == "0":
+    if message["kind"] in ("busy", "failed") or os.environ["RANK"] == "0":  # one process of a job reports its failure
         file.with_suffix(".message.json").write_text(json.dumps(message))
 
 

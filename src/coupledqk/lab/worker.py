@@ -91,11 +91,9 @@ def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str,
                 config, folder, consumers, lambda: asked() or messages.closed, lambda: one_at_a_time(folder.parent)
             )
         return {"kind": "finished" if run.result else "interrupted"}
-    except lease.LostLeaseError as error:
+    except lease.HeldLeaseError as error:
         return {"kind": "busy", "error": str(error)}
     except Exception as error:
-        if isinstance(error, CoupledQKError) and RunFolder(folder).status == "running":
-            return {"kind": "busy", "error": str(error)}
         return _failed(error, folder)
 
 
@@ -105,8 +103,7 @@ def _failed(error: Exception, folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"error": text, "diverged": isinstance(error, DivergedError)}
     if not expected:
         record["traceback"] = traceback.format_exc()
-    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun has started
-    if is_first and (folder / "config.toml").is_file():
+    if (folder / "config.toml").is_file():
         RunFolder(folder).write_json(ERROR_FILE, record)
     return {"kind": "failed", "error": text}
 
