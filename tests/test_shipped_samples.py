@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,9 @@ def test_the_explorer_has_something_to_show(readers) -> None:
     _, coupled = make_bundle(readers, TEXT)["runs"]
     stops = {stop["kind"]: stop for stop in coupled["tour"]}
     assert stops["changed"]["share"] > 0.25
+    described = (Path(__file__).parent.parent / "docs" / "explorer.md").read_text("utf-8")
+    for kind in ("changed", "induction"):
+        assert f"Layer {stops[kind]['layer']}, head {stops[kind]['head']}" in described
     assert stops["previous"]["share"] > 0.5 > stops["previous"]["even"]
     for effects in make_effects(readers, TEXT):
         assert effects is not None
