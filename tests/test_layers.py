@@ -60,6 +60,14 @@ def test_a_single_row_is_normalised_as_any_other() -> None:
         torch.testing.assert_close(torch.stack([normalised(row, weight) for row in x]), normalised(x, weight))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("positions", [torch.tensor([70]), torch.tensor([[7], [90]])], ids=["shared", "per row"])
+def test_a_single_token_is_rotated_as_any_other(positions) -> None:
+    q, k, rope = torch.randn(2, 1, 6, 8), torch.randn(2, 1, 3, 8), rope_at(positions, 8)
+    expected = [plain_rotate(x, rope.cos, rope.sin) for x in (q, k)]
+    torch.testing.assert_close(list(rope(q, k)), expected)
+
+
 def kept_by(function, *inputs: torch.Tensor) -> list[torch.Tensor]:
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):

@@ -108,6 +108,17 @@ def test_greedy_generation_takes_the_likeliest_token_of_the_full_forward(name, p
     assert torch.equal(model.generate(prompt, 5, temperature=0), expected)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["standard", "hamiltonian", "hamiltonian_gqa", "euler_diff"])
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+@torch.no_grad()
+def test_in_float32_single_tokens_take_shorter_ways_to_the_same_logits(name, positions, rows):
+    model, tokens = tiny_model(name, positions=positions, qk_norm=True).float(), random_tokens(rows, 9)
+    cache = model.new_cache(9)
+    one_by_one = torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], dim=1)
+    torch.testing.assert_close(one_by_one, model(tokens), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_left_padded_prompts_continue_as_if_alone(name):
     model, prompt = tiny_model(name), random_tokens(3, 6)
