@@ -146,6 +146,15 @@ def test_a_peft_adapter_is_refused_by_a_model_that_is_coupled_otherwise(tmp_path
         couple(fresh()).load_adapter(str(tmp_path))
 
 
+def test_a_peft_adapter_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    model = wake(lora(couple(fresh())))
+    next(p for name, p in model.named_parameters() if "coupling" in name and p.requires_grad).data.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CoupledQKError, match=r"the adapter has NaN or infinite values in .*coupling"):
+        peft.PeftModel.from_pretrained(couple(fresh()), tmp_path)
+
+
 def frozen_coupling(seed: int) -> Any:
     """LoRA on a model with a trained coupling, which PEFT freezes because `modules_to_save` does not name it."""
     peft: Any = pytest.importorskip("peft")
@@ -239,7 +248,19 @@ def spoil_numbers(folder: Path) -> None:
     save_file(tensors, folder / "coupling.safetensors")
 
 
+def make_integers(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "coupling.safetensors")
+    save_file({name: tensor.int() for name, tensor in tensors.items()}, folder / "coupling.safetensors")
+
+
 SPOILT = {
+    "integers": (make_integers, r"as torch\.int32, expected floating point"),
+    "format 0": (
+        lambda folder: (folder / "coupling.toml").write_text('format = 0\n[dynamics]\nmethod = "euler"'),
+        "does not hold the settings",
+    ),
     "damaged": (damage_weights, r"coupling\.safetensors is damaged \(.*\): save the coupling again"),
     "not finite": (spoil_numbers, r"has NaN or infinite values in model\.layers\.0\.self_attn\.coupling"),
     "no file": (lambda folder: (folder / "coupling.toml").unlink(), "has no coupling.toml"),
@@ -325,6 +346,14 @@ def test_a_checkpoint_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> Non
     model.model.layers[1].self_attn.coupling.gate.data[0] = float("nan")
     model.save_pretrained(tmp_path)
     with pytest.raises(CoupledQKError, match=r"NaN or infinite weights in model\.layers\.1\.self_attn\.coupling\.gate"):
+        load_coupled(tmp_path)
+
+
+def test_a_configuration_that_does_not_fit_the_weights_is_one_line(tmp_path: Path) -> None:
+    coupled().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 4}))
+    with pytest.raises(CoupledQKError, match=r"shapes of the weights are not those of config\.json"):
         load_coupled(tmp_path)
 
 

@@ -93,6 +93,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise CoupledQKError(f"{path} is damaged ({error}): save the coupling again") from None
     for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise CoupledQKError(
+                f"{path} has {name} as {tensor.dtype}, expected floating point: save the coupling again"
+            )
         if not torch.isfinite(tensor).all():
             raise CoupledQKError(f"{path} has NaN or infinite values in {name}: the training it came from has diverged")
     return tensors

@@ -43,7 +43,15 @@ def load_coupled(folder: str | PathLike[str], *, verify: Verify = "auto", **kwar
         attach(self, build_couplings(self, dynamics, table.get("modules")), dynamics)
 
     coupled = type(kind.__name__, (kind,), {"__init__": build_coupled, "__module__": kind.__module__})
-    model, info = coupled.from_pretrained(folder, output_loading_info=True, **kwargs)
+    try:
+        model, info = coupled.from_pretrained(folder, output_loading_info=True, **kwargs)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise CoupledQKError(
+            f"{folder}: the shapes of the weights are not those of config.json, as transformers' report above says: save the "
+            "model again"
+        ) from None
     model.__class__ = kind
     _check_weights(model, dynamics, info["missing_keys"], folder)
     verify_attached(model, dynamics, verify)

@@ -34,6 +34,8 @@ def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
             )
         if parameter == BUFFER:
             check_same(recorded(tensor, name), modules[_plain(layer)].coupling_dynamics, "the adapter")
+        elif not torch.isfinite(tensor).all():
+            raise CoupledQKError(f"the adapter has NaN or infinite values in {name}: its training has diverged")
 
 
 def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -25,11 +25,12 @@ def to_table(dynamics: DynamicsConfig) -> dict[str, Any]:
 
 def from_table(table: Any, where: str) -> DynamicsConfig:
     """Strict; `where` is the file, for the error."""
-    if not isinstance(table, Mapping) or not isinstance(table.get("format"), int) or "dynamics" not in table:
+    number = table.get("format") if isinstance(table, Mapping) else None
+    if type(number) is not int or number < 1 or "dynamics" not in table:
         raise CoupledQKError(f"{where} does not hold the settings of a coupling: give what save_coupling has written")
-    if table["format"] > FORMAT:
+    if number > FORMAT:
         raise CoupledQKError(
-            f"{where} has format {table['format']} and this version of coupledqk reads up to {FORMAT}: "
+            f"{where} has format {number} and this version of coupledqk reads up to {FORMAT}: "
             "pip install --upgrade coupledqk"
         )
     return from_dict(DynamicsConfig, table["dynamics"], f"{where}: dynamics.")
