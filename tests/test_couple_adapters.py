@@ -265,7 +265,7 @@ SPOILT = {
     "not finite": (spoil_numbers, r"has NaN or infinite values in model\.layers\.0\.self_attn\.coupling"),
     "no file": (lambda folder: (folder / "coupling.toml").unlink(), "has no coupling.toml"),
     "newer": (change_format, r"format 99 .* reads up to 1: pip install --upgrade"),
-    "no TOML": (lambda folder: (folder / "coupling.toml").write_text("{"), "is not TOML"),
+    "no TOML": (lambda folder: (folder / "coupling.toml").write_text("{"), "not a TOML"),
     "no settings": (lambda folder: (folder / "coupling.toml").write_text(""), "does not hold the settings"),
 }
 

@@ -1,16 +1,29 @@
 """What is on disk after a write: all of the new or all of the old, whatever happens in between."""
 
+import errno
 import hashlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from coupledqk import CoupledQKError
-from coupledqk.files import atomic_path, sha256, write_atomic
+from coupledqk.files import (
+    FileError,
+    atomic_path,
+    read_bytes,
+    read_json,
+    read_text,
+    read_toml,
+    remove_leftovers,
+    sha256,
+    temporary_name,
+    write_atomic,
+)
 
 
 @pytest.fixture
@@ -112,3 +125,143 @@ def test_a_folder_that_another_process_made_stays(path, when, monkeypatch):
 def test_the_checksum_is_the_usual_one(path):
     write_atomic(path, b"abc" * 100_000)
     assert sha256(path) == hashlib.sha256(b"abc" * 100_000).hexdigest()
+
+
+def code(number: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "no space left to write .*make room"),
+        (errno.EDQUOT, "no space left to write"),
+        (errno.EACCES, "no permission to write .*choose another place"),
+        (errno.EROFS, "read-only; choose another folder"),
+        (errno.EMFILE, "too many files are open; raise the limit"),
+        (errno.ENOMEM, "out of memory"),
+        (errno.EFBIG, "larger than allowed"),
+        (errno.EIO, "check the disk"),
+        (errno.EPROTO, "protocol error"),
+    ],
+)
+@pytest.mark.parametrize("operation", ["replace", "fsync"])
+def test_what_the_system_refuses_is_said_in_one_line_and_the_old_content_stays(
+    path, monkeypatch, operation, number, says
+):
+    write_atomic(path, "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, operation, code(number))
+        with pytest.raises(FileError, match=says) as raised:
+            write_atomic(path, "new")
+    assert "\n" not in str(raised.value)
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a" * 300, "the name is too long"),
+        ("file/below", "a file is where a folder is expected"),
+        ("folder", "a folder"),
+        ("nul\0", "no file can have this name"),
+        ("\ud800", "no file can have this name"),
+        ("circle/x", "choose another place"),
+    ],
+)
+def test_places_where_nothing_can_be_written_or_read_are_refused_in_one_line(tmp_path, name, says):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "content").write_text("x")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(FileError, match=says) as raised:
+        write_atomic(tmp_path / name, "content")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(FileError):
+        read_text(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["circle", "file", "folder"]
+    with pytest.raises(FileError, match="folder"):
+        write_atomic("/", "content")
+
+
+def test_a_long_name_that_the_system_allows_is_written(tmp_path):
+    write_atomic(tmp_path / ("n" * 255), "content")
+    assert read_text(tmp_path / ("n" * 255)) == "content"
+
+
+def test_text_that_is_not_utf_8_or_too_large_or_not_a_file_is_refused(tmp_path):
+    (tmp_path / "text").write_bytes(b"one\ntwo \xff")
+    with pytest.raises(FileError, match=r"byte 8 \(line 2\) is not UTF-8"):
+        read_text(tmp_path / "text")
+    with pytest.raises(FileError, match="more than 5 bytes"):
+        read_bytes(tmp_path / "text", largest=5)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileError, match="not a regular file"):
+        read_bytes(tmp_path / "fifo")
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "[" * 60 + "]" * 60, "9" * 5000, '{"a": 1e5', "9" * 40, "nul"])
+def test_json_of_any_kind_is_read_or_refused_in_one_line(tmp_path, text):
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(FileError, match=r"is damaged \(not JSON: .*\): restore it") as raised:
+        read_json(tmp_path / "data.json", "restore it")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 10_000, "a = 0x" + "f" * 5000, "a = 1\na = 2", "a = " + "9" * 5000])
+def test_toml_of_any_kind_is_read_or_refused_in_one_line(tmp_path, text):
+    (tmp_path / "data.toml").write_text(text)
+    with pytest.raises(FileError, match="not a TOML configuration"):
+        read_toml(tmp_path / "data.toml")
+
+
+def test_temporaries_of_dead_writers_are_removed_and_those_of_living_ones_stay(path):
+    begin = f"""
+import os
+from pathlib import Path
+from coupledqk.files import temporary_name
+path = Path({str(path)!r})
+path.parent.mkdir()
+"""
+    leave = """
+temporary_name(path).write_text("a half")
+temporary_name(path.with_name("other")).mkdir()
+os._exit(9)
+"""
+    subprocess.run([sys.executable, "-c", begin + leave], check=False)
+    ours = temporary_name(path)
+    ours.write_text("still being written")
+    elsewhere = path.parent / ".file.00000000-1-00000000.tmp"  # of another machine
+    elsewhere.write_text("still being written")
+    assert len(os.listdir(path.parent)) == 4
+    write_atomic(path, "whole")
+    assert len(os.listdir(path.parent)) == 4  # the temporary of this file has gone
+    remove_leftovers(path.parent)
+    assert sorted(os.listdir(path.parent)) == sorted([ours.name, elsewhere.name, "file"])
+
+
+def test_a_folder_is_replaced_and_never_absent(path, monkeypatch):
+    def write(content: str) -> None:
+        with atomic_path(path, replace=True) as temporary:
+            temporary.mkdir()
+            (temporary / "content").write_text(content)
+
+    def found() -> set[str]:
+        return {(each / "content").read_text() for each in path.parent.glob("file*")}
+
+    write("old")
+    replace, seen = os.replace, []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *names: (seen.append(found()), replace(*names), seen.append(found())))
+        write("new")
+    assert all(seen)
+    assert found() == {"new"}
+    assert os.listdir(path.parent) == ["file"]
+    monkeypatch.setattr(os, "fsync", code(errno.EIO))
+    with pytest.raises(FileError):
+        write("newer")
+    assert found() == {"new"}

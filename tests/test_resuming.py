@@ -18,6 +18,7 @@ import torch
 from coupledqk import lease
 from coupledqk.config import identity
 from coupledqk.errors import CoupledQKError
+from coupledqk.files import temporary_name
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import change
 from coupledqk.training.checkpoints import Checkpoints, damage
@@ -196,3 +197,36 @@ def test_an_owner_that_lost_its_run_writes_nothing_more_and_the_new_one_ends_wit
         run_to(config, path, hear=suspend)
     assert bits == [trained_bits(whole)]
     assert trained_bits(RunFolder(path)) == bits[0]
+
+
+def test_a_run_killed_before_its_first_file_was_there_can_be_started(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    temporary_name(tmp_path / "run" / "config.toml").write_text("seed")
+    assert run_to(tiny(text, steps=3, warmup=1), tmp_path / "run").result
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child whose limits are its own")
+@pytest.mark.parametrize("most", [1, 5_000, 20_000])
+def test_files_larger_than_the_system_allows_end_in_one_line(text: Path, tmp_path: Path, most: int) -> None:
+    """The libraries that write weights and optimiser state meet a real limit: that of `ulimit -f`."""
+    import resource
+
+    config = tiny(text, threads=1)
+    whole = run_to(config, tmp_path / "whole")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            run_to(config, tmp_path / "run")
+        except CoupledQKError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    said = os.read(read, 10_000).decode()
+    os.close(read)
+    assert "larger than allowed" in said
+    assert "\n" not in said
+    assert trained_bits(run_to(config, tmp_path / "run")) == trained_bits(whole)

@@ -176,6 +176,11 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name[:_KEPT]}.{_place()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is a temporary, of a writer that lives or was killed."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Removes the temporaries in a folder whose writers have died on this machine."""
     if folder.is_dir():

@@ -26,7 +26,7 @@ from typing import Any, Literal, Self
 from . import lease
 from .config import DataConfig, RunConfig, RuntimeConfig, SentenceConfig, TrainConfig, identity, text_of
 from .errors import CoupledQKError
-from .files import FileError, file_errors, make_folder, remove_leftovers, write_atomic
+from .files import FileError, file_errors, is_temporary, make_folder, remove_leftovers, write_atomic
 from .schema import decode, flat, from_toml, leaves, to_toml
 from .sealed import Log, log_lines, read_sealed_json, read_sealed_toml, write_json, write_toml
 from .variants import VARIANTS
@@ -190,7 +190,8 @@ class RunFolder:
     def refuse_other(self, config: RunConfig) -> None:
         """Raises if the folder holds something else than a run that computes what `config` computes."""
         if not (self.path / "config.toml").is_file():
-            if self.path.is_dir() and any(child.name != "lock" for child in self.path.iterdir()):
+            names = [child.name for child in self.path.iterdir()] if self.path.is_dir() else []
+            if any(name != "lock" and not is_temporary(name) for name in names):
                 raise CoupledQKError(f"{self.path} exists and is not a run folder: choose another --out")
             return
         if self._is_damaged(config) or identity(config) == identity(self.config):

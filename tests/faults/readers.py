@@ -3,11 +3,13 @@
 To add a reader, write a function of the samples that returns a valid file and a function that reads it, and decorate it.
 """
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomli_w
 from samples import (
     EXPERIMENT,
     Samples,
@@ -22,17 +24,19 @@ from samples import (
 from coupledqk import lease, outcome
 from coupledqk.bench.records import read_result
 from coupledqk.cli.train import Train
+from coupledqk.coupling.settings import from_table
 from coupledqk.data.cache import read_header
 from coupledqk.data.glue import read_glue
 from coupledqk.data.text import read as read_documents
 from coupledqk.data.tokenizers import from_json
-from coupledqk.files import read_text
+from coupledqk.files import read_text, read_toml
 from coupledqk.lab.cells import ERROR_FILE, make_plan
 from coupledqk.lab.experiment import load_file
 from coupledqk.lab.summary import outcome_summary
 from coupledqk.report.listing import run_record
 from coupledqk.report.snapshot import Snapshot
 from coupledqk.runs import Run
+from coupledqk.schema import to_dict
 from coupledqk.training.checkpoints import Checkpoints, damage, load_weights
 from coupledqk.training.state_files import load_state
 
@@ -193,3 +197,27 @@ def _(samples: Samples) -> Reader:
 def _(samples: Samples) -> Reader:
     file = samples.file("glue/SST-2/train.tsv", "sentence\tlabel\nfine film\t1\ndull\t0\nan é\t1\n")
     return Reader(file, lambda: read_glue("sst2", "train", samples.folder / "glue"))
+
+
+@reader("settings of a coupling")
+def _(samples: Samples) -> Reader:
+    table = {"model_type": "llama", "format": 1, "dynamics": to_dict(samples.config.model.attention.dynamics)}
+    file = samples.file("coupling.toml", tomli_w.dumps(table))
+    return Reader(file, lambda: from_table(read_toml(file), str(file)))
+
+
+@reader("record of an exported model")
+def _(samples: Samples) -> Reader:
+    from coupledqk.hf.export import RECORD, read_record
+
+    run = samples.finished
+    record = {
+        "weights": "0" * 64,
+        "config": to_dict(run.config),
+        "info": run.info,
+        "result": run.result,
+        "metrics": (run.path / "metrics.jsonl").read_text(),
+        "tokenizer": json.loads(run.tokenizer().to_json()),
+    }
+    file = samples.file(f"export/{RECORD}", json.dumps(record))
+    return Reader(file, lambda: read_record(file.parent))

@@ -1,6 +1,5 @@
 """A coupling in files of its own, without the model: `coupling.safetensors` and `coupling.toml`."""
 
-import tomllib
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CoupledQKError
-from ..files import atomic_path, write_atomic
+from ..files import atomic_path, read_toml, write_atomic
 from .couple import Verify, attach_verified, build_couplings, check_materialized, require_coupled
 from .settings import BUFFER, from_table, to_table
 
@@ -43,10 +42,7 @@ def load_coupling(
     checked before the model is touched.
     """
     settings, weights = (_find(folder, name, hub_options) for name in (SETTINGS, WEIGHTS))
-    try:
-        table = tomllib.loads(settings.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CoupledQKError(f"{settings} is not TOML: {error}") from None
+    table = read_toml(settings)
     dynamics = from_table(table, str(settings))
     check_materialized(model)
     if table.get("model_type", model.config.model_type) != model.config.model_type:

@@ -71,6 +71,7 @@ def export_run(run: Run, folder: Path) -> None:
         raise CoupledQKError(f"{run.path} is not finished: train it first with `coupledqk train --resume {run.path}`")
     if folder.exists():
         raise CoupledQKError(f"{folder} exists already: choose another folder, or remove it first")
+    run.metrics()  # refuses a damaged log
     model, tokenizer = run.model(device="cpu"), run.tokenizer()
     end = tokenizer.end_of_text
     with atomic_path(folder) as temporary:
@@ -116,7 +117,7 @@ def import_run(folder: Path, path: Path) -> Run:
     if path.exists():
         raise CoupledQKError(f"{path} exists already: choose another --out, or remove it first")
     model = load_exported(folder)
-    record = _record(folder)
+    record = read_record(folder)
     tokenizer = from_json(json.dumps(record["tokenizer"])) if record else _tokenizer(folder)
     unchanged = bool(record) and (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == record["weights"]
     config = from_dict(RunConfig, record["config"]) if record else _plain_config(model, tokenizer)
@@ -163,7 +164,7 @@ def load_exported(folder: Path) -> TransformerLM:
     return from_transformers(model)
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """Empty where `coupledqk export` wrote nothing."""
     path, advice = folder / RECORD, "export the run again, or remove the file"
     if not path.is_file():
