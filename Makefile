@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BEGAN := $(shell date +%s)
 
-.PHONY: demo test test-slurm docs lint format release-check clean
+.PHONY: demo test test-slurm soak docs lint format release-check clean
 
 demo: .venv/demo
 	@echo "Set-up took $$(( $$(date +%s) - $(BEGAN) )) s. The command is $(BIN)/coupledqk."
@@ -15,6 +15,10 @@ test: .venv/test
 # Starts a Slurm of one node; needs root and, on Debian, `apt-get install slurm-wlm munge`.
 test-slurm: .venv/test
 	COUPLEDQK_TEST_SLURM=1 OMP_NUM_THREADS=1 tests/with_slurm.sh $(BIN)/pytest tests/test_slurm.py $(ARGS)
+
+# The long form of tests/faults; ARGS="--parts kills,flips" runs some of its parts.
+soak: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py $(ARGS)
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -1,12 +1,14 @@
 """The long form of the harness: `make soak`, or `python tests/faults/soak.py --parts flips,kills`.
 
-Every part keeps its outcome in results/soak/soak.json as soon as it has ended, with its commit, machine and date; parts that
-are not run again stay as they are. The exit code is 1 if a trial has failed; the first failures are printed with tracebacks.
+Every part keeps its outcome in results/soak/soak.json as soon as it has ended, with its commit, machine and date, and the
+table in docs/reliability.md follows; parts that are not run again stay as they are. The exit code is 1 if a trial has failed;
+the first failures are printed with tracebacks.
 """
 
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import tempfile
 import time
@@ -28,6 +30,9 @@ from coupledqk.provenance import origin  # noqa: E402
 from coupledqk.terminal import duration  # noqa: E402
 
 RESULTS = HERE.parents[1] / "results" / "soak"
+DOCUMENT = HERE.parents[1] / "docs" / "reliability.md"
+SECTION = re.compile(r"(?<=<!-- soak: written by tests/faults/soak.py -->\n).*?(?=<!-- end of soak -->)", re.DOTALL)
+"""Of the document, where the outcome is."""
 READING = "read "
 """What the names of the parts that fuzz a reader begin with; `readers` stands for all of them."""
 
@@ -106,11 +111,17 @@ def page(parts: dict[str, Any]) -> str:
     )
 
 
+def store(parts: dict[str, Any], out: Path) -> None:
+    write_atomic(out / "soak.json", json.dumps(parts, indent=1) + "\n")
+    if out == RESULTS:
+        write_atomic(DOCUMENT, SECTION.sub(lambda _: page(parts), DOCUMENT.read_text("utf-8")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", help="names with commas between, such as flips,kills,readers; all unless given")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of soak.json and soak.md")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of soak.json")
     parser.add_argument("--table", action="store_true", help="print the table of the last soak and run nothing")
     for field in dataclasses.fields(Options):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
@@ -128,8 +139,7 @@ def main() -> None:
                 failed = failed or bool(failures)
                 parts[name] = kept
                 parts = {known: parts[known] for known in PARTS if known in parts}
-                write_atomic(file, json.dumps(parts, indent=1) + "\n")
-                write_atomic(given.out / "soak.md", page(parts))
+                store(parts, given.out)
                 print(f"{name}: {kept['trials']:,} trials, {len(failures)} failures, {kept['seconds']} s", flush=True)
                 for failure in failures[:3]:
                     print(failure, file=sys.stderr, flush=True)
