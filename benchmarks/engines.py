@@ -45,6 +45,7 @@ class FirstStep(Silent):
     """Notes when the first run has taken a step."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.at: float | None = None
 
     def step(self, cell: Cell, step: int) -> None:
@@ -75,6 +76,7 @@ def main() -> None:
     text = described(found, options)
     print(text)
     if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
         path = options.save / f"{datetime.date.today()}-engines.md"
         path.write_text(text + "\n")
         print(path)

@@ -17,7 +17,8 @@ from ..schema import change
 from ..tasks.models import pick_device
 from ..training.checkpoints import Checkpoints
 from ..training.events import Event, Step
-from ..training.loop import Batch, train
+from ..training.loop import ALL, Batch, train
+from ..training.mesh import SINGLE, Mesh
 
 
 def training_speeds(
@@ -66,16 +67,16 @@ class _RandomTokens:
     def __init__(self, config: RunConfig) -> None:
         self.config, self.chance_loss = config, math.inf
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, rows: slice = ALL) -> Batch:
         shape = (self.config.train.batch_size, self.config.train.seq_len)
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(self.config.model.vocab_size, shape, generator=generator)
-        return tokens, tokens.roll(-1, 1)
+        return tokens[rows], tokens.roll(-1, 1)[rows]
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
         return model(*micro, reduction="sum")
 
-    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
         raise AssertionError("speed is measured without evaluation")
 
 
