@@ -74,7 +74,7 @@ def test_variants_change_by_keyword(name: str) -> None:
         (lambda: ScoringConfig(flavour="official"), "no effect with kind 'softmax'"),
         (lambda: preset("tiny", d_model=255), "d_model=255 is not divisible by n_heads=4"),
         (lambda: preset("tiny", "gqa", n_heads=2), "n_heads=2 is not divisible by group_size=4"),
-        (lambda: preset("tiny", "diff", d_model=36), "gives a width of 9: choose one that 2 divides"),
+        (lambda: preset("tiny", "diff", d_model=36), "gives a width of 9: choose a width divisible by 2"),
         (lambda: preset("tiny", "diff", d_model=24, positions="rope"), "each (sub-)head is 3 wide"),
         (lambda: preset("tiny", n_layers=0), "n_layers=0: expected at least 1"),
         (lambda: from_toml(ModelConfig, "d_modle = 4"), "did you mean 'd_model'"),

@@ -355,7 +355,7 @@ def test_claims_are_plain_data() -> None:
         ({"kind": "interaction", "elsewhere": ("a", "b")}, "expected the effect whose sign is claimed"),
         ({"kind": "interaction", "paper_effect": -0.1}, "elsewhere=None: expected 2 labels"),
         ({"kind": "lower", "elsewhere": ("a", "b")}, "expected 0 labels"),
-        ({"kind": "lower", "baseline": "coupled"}, "another cell than the baseline"),
+        ({"kind": "lower", "baseline": "coupled"}, "a cell other than the baseline"),
     ],
 )
 def test_a_claim_that_makes_no_sense_is_refused(fields, message) -> None:

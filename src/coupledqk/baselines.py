@@ -1,7 +1,7 @@
-"""What a language model is held against: n-gram models of the same text, and itself with little context. Torch-free.
+"""Baselines of a language model: n-gram models of the same text, and the model itself with little context. Torch-free.
 
-A model that is no better than a table of bigrams, or no better late in its window than early, makes no use of its context:
-what is measured on it says nothing about attention.
+A model that is no better than a bigram model, or no better late in its window than early, does not use its context.
+Measurements on such a model allow no conclusion about attention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from typing import Any
 from .schema import decode
 
 ORDERS = (1, 2, 3, 5)
-"""Of the n-gram models."""
+"""Orders n of the n-gram models."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """An n-gram model with interpolated Kneser-Ney smoothing of the training tokens, measured on the validation tokens."""
+    """The validation loss of an n-gram model with interpolated Kneser-Ney smoothing, estimated from the training tokens."""
 
     order: int
     perplexity: float
     bits_per_byte: float
     train_tokens: int
-    """Number of training tokens that were counted."""
+    """Number of training tokens the model was estimated from."""
 
     @property
     def name(self) -> str:
@@ -31,28 +31,30 @@ class Baseline:
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """The mean loss of targets that a model predicts from `first` to `last` tokens of context."""
+    """The mean loss of targets that are predicted from `first` to `last` tokens of context."""
 
     first: int
     last: int
     tokens: int
     """Number of targets."""
     loss: float
-    """In nats per token."""
+    """Mean loss in nats per token."""
 
 
 def read_baselines(result: Mapping[str, Any]) -> tuple[Baseline, ...]:
-    """Those in a run's result.json; none for other tasks and for runs made before there were any."""
+    """The baselines in a run's result.json; empty for other tasks and for runs made before baselines were recorded."""
     return decode(tuple[Baseline, ...], result.get("baselines", ()), "baselines")
 
 
 def read_position_losses(result: Mapping[str, Any]) -> tuple[PositionLoss, ...]:
-    """Those in a run's result.json, by growing context; none for other tasks and for runs made before there were any."""
+    """The position losses in a run's result.json, in the order of increasing context; empty for other tasks and for runs made
+    before position losses were recorded."""
     return decode(tuple[PositionLoss, ...], result.get("position_loss", ()), "position_loss")
 
 
 def beaten(bits_per_byte: float, baselines: Sequence[Baseline]) -> Baseline | None:
-    """The highest order that a model is better than, as it is than all lower ones; None if it is not better than unigrams."""
+    """The baseline of the highest order such that the model is better than it and all lower orders; None if the model is not
+    better than the unigram model."""
     best = None
     for baseline in sorted(baselines, key=lambda baseline: baseline.order):
         if bits_per_byte >= baseline.bits_per_byte:
@@ -62,7 +64,8 @@ def beaten(bits_per_byte: float, baselines: Sequence[Baseline]) -> Baseline | No
 
 
 def objection(bits_per_byte: float, baselines: Sequence[Baseline]) -> str | None:
-    """Why a model allows no conclusion about attention; None if it is better than bigrams, or if there are no baselines."""
+    """The reason why a model allows no conclusion about attention; None if it is better than the bigram model or if there
+    are no baselines."""
     bigram = next((baseline for baseline in baselines if baseline.order == 2), None)
     if bigram is None or bits_per_byte < bigram.bits_per_byte:
         return None
@@ -73,11 +76,11 @@ def objection(bits_per_byte: float, baselines: Sequence[Baseline]) -> str | None
 
 
 EARLY = (2, 8)
-"""Tokens of context of the targets that count as early in the window; late are those with more than half of the window."""
+"""Range of context lengths, in tokens, that count as early in the window. More than half of the window counts as late."""
 
 
 def context_gain(losses: Sequence[PositionLoss]) -> float | None:
-    """The loss late in the window minus the loss early in it, in nats: negative where context helps. None for short windows."""
+    """The loss late in the window minus the loss early in it, in nats: negative if context helps. None for short windows."""
     early = [part for part in losses if EARLY[0] <= part.first and part.last <= EARLY[1]]
     late = losses[-1] if losses else None
     if not early or late is None or late.first <= EARLY[1]:

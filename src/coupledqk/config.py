@@ -1,6 +1,6 @@
-"""Every setting, once, as frozen dataclasses. Torch-free.
+"""The settings of models, tasks, training and runs, as frozen dataclasses. Torch-free.
 
-A configuration is checked when it is made, so one that exists is valid. How one is changed, written and read: `schema.py`.
+A configuration is validated when it is constructed. `schema.py` contains the functions that change, write and read one.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ class DynamicsConfig:
     force: str = "mlp"
     """The function f; one per layer, shared by its heads."""
     n_steps: int = 3
-    """Integration steps n."""
+    """Number of integration steps n."""
     step_size: float = 0.1
     """Initial step size dt."""
     learn_step_size: bool = True
-    """Learn dt = exp(tau), one tau per key head; otherwise dt stays as it is."""
+    """Learn dt = exp(tau), one tau per key head. If false, dt is fixed at step_size."""
     force_std: float = 0.02
     """Standard deviation of the force's initial weights."""
     gate: bool = False
@@ -48,12 +48,14 @@ class DynamicsConfig:
 
 @dataclass(frozen=True)
 class ScoringConfig:
-    """From evolved q, k and v to the output."""
+    """How the attention output is computed from the evolved q and k and from v."""
 
     kind: str = "softmax"
-    """How weights and output are computed: one softmax map, the difference of two, and others (`registry.py`)."""
+    """How attention weights and output are computed: softmax, the difference of two softmax maps, or another scoring of
+    `registry.py`."""
     flavour: Literal["paper", "official"] = "paper"
-    """Of differential scoring: one learned scalar per head, or the four vectors of the published Differential Transformer."""
+    """Parametrisation of lambda in differential scoring: one learned scalar per head (paper), or the four vectors of the
+    published Differential Transformer (official)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -67,11 +69,11 @@ class AttentionConfig:
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     group_size: int = 1
-    """Queries per key and value head (grouped-query attention); 1 gives each query head its own."""
+    """Number of query heads per key and value head (grouped-query attention); 1 is multi-head attention."""
     qk_norm: bool = False
     """RMSNorm on every query and key before the dynamics."""
     causal: bool = True
-    """No token sees a later one. False serves encoders."""
+    """Causal attention: no token attends to a later one. Encoders need false."""
     value_residual: bool = field(default=False, metadata={"absent": False})
     """Mix the values of the first layer into those of every later layer."""
 
@@ -82,7 +84,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The transformer language model."""
+    """A decoder-only transformer language model."""
 
     d_model: int = 512
     n_heads: int = 8
@@ -90,7 +92,7 @@ class ModelConfig:
     d_ff: int = 2048
     vocab_size: int = 50_257
     n_positions: int = 2048
-    """Rows of the learned position table; without effect under RoPE, which has no table."""
+    """Number of learned position embeddings. It has no effect with RoPE."""
     positions: Literal["learned", "rope"] = "learned"
     attention: AttentionConfig = field(default_factory=AttentionConfig)
 
@@ -104,7 +106,7 @@ class ModelConfig:
 
 
 def head_width(d_model: int, n_heads: int, attention: AttentionConfig) -> int:
-    """The width of a query: d_model / n_heads, or half of that if the scoring splits each head in two sub-heads."""
+    """The width of a query: d_model / n_heads, divided by the number of sub-heads if the scoring splits each head."""
     if d_model % n_heads:
         raise CoupledQKError(
             f"d_model={d_model} is not divisible by n_heads={n_heads}: choose n_heads among the divisors of d_model"
@@ -118,7 +120,7 @@ def head_width(d_model: int, n_heads: int, attention: AttentionConfig) -> int:
     if width % sub_heads:
         raise CoupledQKError(
             f"{attention.scoring.kind} scoring splits each head into {sub_heads} sub-heads, but d_model={d_model} over "
-            f"n_heads={n_heads} gives a width of {width}: choose one that {sub_heads} divides"
+            f"n_heads={n_heads} gives a width of {width}: choose a width divisible by {sub_heads}"
         )
     return width // sub_heads
 
@@ -133,23 +135,23 @@ def check_rope_width(width: int) -> None:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The text and how it becomes tokens."""
+    """A text corpus and how it is tokenized and sampled."""
 
     corpus: str = "python-stdlib"
-    """A corpus by name, or a local file or folder."""
+    """The name of a corpus, or the path of a local file or folder."""
     tokenizer: str = "gpt2"
-    """gpt2, bytes, or bpe:N for a byte-level BPE of N tokens trained on the corpus itself."""
+    """The tokenizer: gpt2, bytes, or bpe:N for a byte-level BPE with N tokens trained on the corpus itself."""
     data_dir: str | None = None
-    """Where a local copy of a named corpus lies. A place, not a choice: it does not change what is trained."""
+    """Folder of a local copy of a named corpus. It is not part of the run's identity."""
     max_tokens: int | None = None
-    """Number of training tokens to use; all unless given."""
+    """Number of training tokens to use; all by default."""
     max_valid_tokens: int | None = None
-    """Number of validation tokens to use; all unless given."""
+    """Number of validation tokens to use; all by default."""
     sampling: Literal["shuffled", "first"] = field(default="shuffled", metadata={"absent": "first"})
-    """Which tokens are used if not all: those of the documents that come first in an order shuffled by a hash, or the first
-    tokens of the split. Runs made before this setting existed use the first tokens."""
+    """Which tokens are used if max_tokens or max_valid_tokens limits them: those of documents in an order shuffled by a hash,
+    or the first tokens of the split. Runs made before this setting existed use the first tokens."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """Refuse text that is not UTF-8, or replace what cannot be read."""
+    """How text that is not valid UTF-8 is handled: strict raises an error, replace substitutes invalid bytes by U+FFFD."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -166,7 +168,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LMConfig(DataConfig):
-    """Language modelling: each next token of a text."""
+    """Language modelling: predicting the next token of a text."""
 
     kind: Literal["lm"] = "lm"
 
@@ -177,9 +179,10 @@ class AdaptConfig(DataConfig):
 
     kind: Literal["adapt"] = "adapt"
     method: Literal["full", "lora", "lora_coupling", "coupling"] = "full"
-    """What is trained: all weights, low-rank updates of the qkv projections, these and the dynamics, or the dynamics alone."""
+    """What is trained: all weights (full), low-rank updates of the qkv projections (lora), low-rank updates and the dynamics
+    (lora_coupling), or the dynamics alone (coupling)."""
     rank: int = 8
-    """Of the low-rank updates."""
+    """Rank of the low-rank updates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,17 +193,18 @@ class AdaptConfig(DataConfig):
 
 @dataclass(frozen=True)
 class MQARConfig:
-    """Multi-query associative recall: pairs of keys and values, then keys whose values are asked for."""
+    """Multi-query associative recall: a list of key-value pairs, followed by keys whose values have to be recalled."""
 
     kind: Literal["mqar"] = "mqar"
     protocol: Literal["paper", "zoology"] = "paper"
-    """The paper's (fresh rows at every step, no fillers) or Zoology's (a fixed set of rows, fillers between the queries)."""
+    """The paper's protocol (new rows at every step, no fillers) or Zoology's (a fixed set of rows, fillers between queries)."""
     n_pairs: int = 4
-    """Pairs of a key and a value in a row; its length is seq_len, its tokens are those of the model's vocabulary."""
+    """Number of key-value pairs in a row. The length of a row is seq_len and its tokens are drawn from the model's
+    vocabulary."""
     n_train: int = 100_000
-    """Rows of Zoology's training set."""
+    """Number of rows in the training set of the zoology protocol."""
     n_test: int = 3_000
-    """Rows of the test set."""
+    """Number of rows in the test set."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -208,7 +212,7 @@ class MQARConfig:
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         if self.protocol == "paper" and self.n_train != 100_000:
             raise CoupledQKError(
-                f"n_train={self.n_train} has no effect with protocol 'paper', whose rows are fresh at every step: leave it "
+                f"n_train={self.n_train} has no effect with protocol 'paper', which generates new rows at every step: leave it "
                 "out, or choose protocol 'zoology'"
             )
 
@@ -220,13 +224,14 @@ class MQARConfig:
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """Sentences or pairs of them to classify: a GLUE task."""
+    """The data of a GLUE task: classification of sentences or pairs of sentences."""
 
     dataset: Literal["sst2", "mnli", "qnli"] = "sst2"
     data_dir: str | None = None
-    """Where a local copy lies; from the hub unless given. A place, not a choice."""
+    """Folder of a local copy of the data; the data is loaded from the Hugging Face hub by default. It is not part of the run's
+    identity."""
     max_examples: int | None = None
-    """Training examples to use, from the beginning; all unless given."""
+    """Number of training examples to use, from the beginning of the training set; all by default."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -240,30 +245,31 @@ class SentenceConfig:
 
 @dataclass(frozen=True)
 class GLUEConfig(SentenceConfig):
-    """A GLUE task: a language model (`init_from`) learns to classify sentences."""
+    """Fine-tuning of a language model (`init_from`) on a GLUE task."""
 
     kind: Literal["glue"] = "glue"
 
 
 @dataclass(frozen=True)
 class PretrainedConfig(SentenceConfig):
-    """A GLUE task: a pretrained model of transformers learns to classify sentences.
+    """Fine-tuning of a pretrained model of the transformers library on a GLUE task.
 
-    It is coupled by the dynamics of the run's attention variant. Its sizes are its own, whatever the run's model settings say.
+    The dynamics of the run's attention variant are inserted into the pretrained model. The sizes in the run's model settings
+    are ignored.
     """
 
     kind: Literal["pretrained"] = "pretrained"
     source: str = "sentence-transformers/all-MiniLM-L6-v2"
     """The pretrained model: an id of the Hugging Face hub, or a local folder with weights and tokenizer."""
     model_dir: str | None = None
-    """Where a local copy of a hub's model lies. A place, not a choice: it does not change what is trained."""
+    """Folder of a local copy of a model from the hub. It is not part of the run's identity."""
     max_dev_examples: int | None = None
-    """Validation examples to use, from the beginning; all unless given."""
+    """Number of validation examples to use, from the beginning of the validation set; all by default."""
     method: Literal["full", "lora"] = "full"
     """Which pretrained weights are trained: all of them, or low-rank updates of the attention projections. The coupling and the
     classifier are trained in either case."""
     rank: int = 8
-    """Of the low-rank updates."""
+    """Rank of the low-rank updates."""
     coupling_lr: float = 1.0
     """Learning rate of the coupling, as a multiple of the learning rate of the other weights."""
 
@@ -281,7 +287,7 @@ TaskConfig = LMConfig | AdaptConfig | MQARConfig | GLUEConfig | PretrainedConfig
 
 
 def tokenizer_size(name: str) -> int:
-    """The number of tokens of a tokenizer, known from its name."""
+    """The vocabulary size of a tokenizer, from its name."""
     sizes = {"gpt2": 50_257, "bytes": 257}
     if name in sizes:
         return sizes[name]
@@ -294,27 +300,27 @@ def tokenizer_size(name: str) -> int:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """AdamW with linear warm-up from 0 and a decay to 0, as in the paper."""
+    """Training with AdamW and a learning-rate schedule with linear warm-up from 0 and decay to 0, as in the paper."""
 
     steps: int = 30_000
     batch_size: int = 32
-    """Sequences in the global batch, whatever the micro-batch."""
+    """Number of sequences in the global batch. It does not depend on the micro-batch."""
     seq_len: int = 512
     lr: float = 6e-4
     """Peak learning rate."""
     warmup: int = 2_000
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
     beta1: float = 0.9
     beta2: float = 0.95
     adam_eps: float = 1e-8
     weight_decay: float = 0.1
-    """On all matrices, the tied embedding included, and on nothing else."""
+    """Weight decay, applied to all matrices including the tied embedding, and to no other parameter."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient; larger gradients are scaled down to it."""
     schedule: Literal["cosine", "linear"] = "cosine"
-    """How the learning rate falls to 0 after the warm-up."""
+    """Shape of the learning-rate decay to 0 after the warm-up."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp16"
-    """Of the products, by autocast; weights stay float32. fp16 scales the loss."""
+    """Autocast dtype for matrix products. Weights are kept in float32, and fp16 uses loss scaling."""
     eval_every: int = 1_000
     log_every: int = 10
 
@@ -334,27 +340,28 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How a run is carried out. None of this is part of what is computed, and all of it may change on resuming."""
+    """How a run is executed. These settings are not part of the run's identity and may change when the run is resumed."""
 
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps ..."""
+    """The device to train on: auto, cpu, cuda, cuda:1, mps ..."""
     threads: int | None = None
-    """CPU threads; PyTorch's own choice unless given. Bitwise resume needs the same number."""
+    """Number of CPU threads; PyTorch's default if not given. Resuming bit-identically requires the same number."""
     micro_batch: int | None = None
-    """Sequences a pass; the whole batch unless given. Smaller needs less memory."""
+    """Number of sequences per forward and backward pass; the whole batch by default. Smaller values need less memory."""
     gradient_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more time."""
     compile: bool = False
-    """torch.compile the model; of several processes, each of its layers."""
+    """Compile the model with torch.compile. With several processes, each layer is compiled on its own."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """How the processes that torchrun starts train one model: each with all of the model, or with a share of its weights,
-    gradients and optimiser state. Without effect in a single process."""
+    """How the processes that torchrun starts train one model: each holds the whole model (ddp), or a shard of its weights,
+    gradients and optimizer state (fsdp). It has no effect in a single process."""
     impl: Literal["auto", "reference", "fused", "triton"] = "auto"
-    """How the dynamics are computed: the fastest that was timed on such a device, or one by name. All give the same values."""
+    """Implementation of the dynamics: auto selects the fastest one benchmarked on this kind of device. All give the same
+    values up to rounding."""
     save_every: int = 1_000
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints."""
     keep: int = 2
-    """Checkpoints to keep, the newest ones; the best weights are kept besides."""
+    """Number of most recent checkpoints to keep. The best weights are kept in addition."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -367,18 +374,18 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One training run, complete."""
+    """The complete configuration of one training run."""
 
     seed: int = 0
-    """Of everything that is drawn, unless the next two are set."""
+    """Random seed of the run. init_seed and data_seed override it for the initial weights and the order of the data."""
     init_seed: int | None = None
-    """Of the initial weights."""
+    """Random seed of the initial weights; equal to seed by default."""
     data_seed: int | None = None
-    """Of the order of the training windows."""
+    """Random seed of the order of the training windows; equal to seed by default."""
     init_from: str | None = None
-    """A run whose best weights this one starts from."""
+    """Folder of the run whose best weights this run starts from."""
     plugin: Plugin | None = None
-    """The file that defines the model's dynamics or scoring; set by itself if a plugin has registered them."""
+    """The plugin that registered the model's dynamics or scoring. It is set automatically."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=LMConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -399,9 +406,11 @@ class RunConfig:
                     f"vocab_size={n_tokens}"
                 )
         if not self.model.attention.causal:
-            raise CoupledQKError("causal=False: a language model is trained on what comes next and must be causal")
+            raise CoupledQKError("causal=False: a language model predicts the next token and must be causal")
         if self.init_from and self.init_seed is not None:
-            raise CoupledQKError("init_seed and init_from are both set: the weights come from one or the other")
+            raise CoupledQKError(
+                "init_seed and init_from are both set: set one of them, the initial weights have one source"
+            )
         if self.init_from is None and isinstance(self.task, AdaptConfig | GLUEConfig):
             raise CoupledQKError(f"task {self.task.kind!r} starts from a trained run: name it with init_from")
         attention = self.model.attention
@@ -409,14 +418,16 @@ class RunConfig:
 
 
 def text_of(config: RunConfig) -> DataConfig:
-    """The text of a run, for what only makes sense with one."""
+    """The text settings of a run. Raises if the run's task has no text."""
     if isinstance(config.task, DataConfig):
         return config.task
-    raise CoupledQKError(f"this run's task is {config.task.kind!r}, which has no text: expected a language model's run")
+    raise CoupledQKError(
+        f"this run's task is {config.task.kind!r}, which has no text: expected the run of a language model"
+    )
 
 
 def identity(config: RunConfig) -> str:
-    """A hash of all that decides what is computed: everything but where data and runs lie and how the run is carried out."""
+    """A hash of all settings that affect the result: all but the runtime settings and the locations of data and runs."""
     data = to_dict(config)
     del data["runtime"]
     for place in ("data_dir", "model_dir"):

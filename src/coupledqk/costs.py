@@ -1,4 +1,4 @@
-"""What a model costs, from its configuration alone: parameters, arithmetic, bytes."""
+"""The cost of a model, from its configuration alone: parameters, floating-point operations and bytes."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ FLOAT32 = 4
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Counted on the meta device: the real model, without its memory."""
+    """The number of parameters, counted on the model itself, built on the meta device without allocating memory."""
     with torch.device("meta"):
         model = TransformerLM(config)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -24,21 +24,21 @@ def count_parameters(config: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of the matrix products, for one token of a sequence: two for each multiply-add.
+    """Floating-point operations of the matrix products per token of a sequence, two for each multiply-add.
 
-    What is not a product (norms, softmax, SiLU, look-ups, the optimiser) is not counted, nor what an attention kernel
-    recomputes on its own. So a ratio of these is a reference for a measured speed, not a bound.
+    Other operations (norms, softmax, SiLU, embedding look-ups, the optimizer) and recomputation inside an attention kernel are
+    not counted. A ratio of these counts is therefore a reference for a measured speed, not a bound.
     """
 
     projections: float
-    """Of attention: q, k, v, the output, and what a scoring projects from its input."""
+    """Projections of attention: q, k, v, the output, and further projections of the scoring."""
     dynamics: float
     scores: float
-    """q kᵀ and the weighted sum of v, over the keys that a query may look at."""
+    """q kᵀ and the weighted sum of v, over the keys that a query attends to."""
     ffn: float
     logits: float
     recomputed: float
-    """By the backward pass of the fused dynamics, which rebuilds or replays the steps."""
+    """Operations that the backward pass of the fused dynamics repeats to reconstruct or recompute the steps."""
 
     @property
     def forward(self) -> float:
@@ -46,12 +46,16 @@ class Flops:
 
     @property
     def training(self) -> float:
-        """Forward and backward: each product has two in its gradient."""
+        """Operations of the forward and backward pass. Each matrix product has two products in its gradient."""
         return 3 * self.forward + self.recomputed
 
 
 def flops(config: ModelConfig, seq_len: int, fused: bool = False) -> Flops:
-    """With `fused`, the dynamics as `dynamics/fused.py` computes them where it can; otherwise as the readable methods do."""
+    """The floating-point operations of a model for sequences of length `seq_len`.
+
+    With `fused`, the dynamics are counted as `dynamics/fused.py` computes them, if it supports them; otherwise as the reference
+    implementation does.
+    """
     attention, d = config.attention, config.d_model
     heads, key_heads, width = _heads(config)
     keys = (seq_len + 1) / 2 if attention.causal else seq_len
@@ -68,12 +72,12 @@ def flops(config: ModelConfig, seq_len: int, fused: bool = False) -> Flops:
 
 
 def has_fast_dynamics(attention: AttentionConfig) -> bool:
-    """Whether the dynamics have implementations beside the readable one."""
+    """Whether the dynamics have an implementation other than the reference."""
     return METHODS[attention.dynamics.method].moves is not None and attention.dynamics.force == "mlp"
 
 
 def _dynamics_products(config: ModelConfig, fused: bool) -> tuple[float, float]:
-    """Multiply-adds of one layer's dynamics for one token: forward, and again in the backward pass."""
+    """Multiply-adds of one layer's dynamics per token: in the forward pass, and recomputed in the backward pass."""
     attention = config.attention
     method = METHODS[attention.dynamics.method]
     heads, key_heads, width = _heads(config)
@@ -81,7 +85,7 @@ def _dynamics_products(config: ModelConfig, fused: bool) -> tuple[float, float]:
         assert method.moves is not None
         moves = method.moves(attention.dynamics.n_steps)
         drifts = [i for i, move in enumerate(moves) if move == "drift"]
-        # W₂ acts after the sum over a group. Kicks before the first drift are not undone, those after the last not replayed.
+        # W₂ acts after the sum over a group. Kicks before the first drift are not undone, kicks after the last not replayed.
         spared = moves[: drifts[0]] if rebuilds_steps(moves, attention.dynamics.n_steps) else moves[drifts[-1] :]
         kicks, unneeded = (sum(move in SHARE for move in part) for part in (moves, spared))
         forward = (moves.count("force") * heads + kicks * key_heads) * width**2
@@ -94,14 +98,14 @@ def _dynamics_products(config: ModelConfig, fused: bool) -> tuple[float, float]:
 
 
 def _heads(config: ModelConfig) -> tuple[int, int, int]:
-    """Queries of a token, keys of a token, and their width."""
+    """The number of queries per token, the number of keys per token, and their width."""
     attention, width = config.attention, head_width(config.d_model, config.n_heads, config.attention)
     heads = config.d_model // width
     return heads * SCORING_ENTRIES[attention.scoring.kind].queries, heads // attention.group_size, width
 
 
 def _counted_products(dynamics: DynamicsConfig, heads: int, key_heads: int, width: int) -> float:
-    """Of a method whose record does not say: as PyTorch counts them for one token."""
+    """Multiply-adds per token of a method whose record does not contain them, as counted by PyTorch."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         module = build_dynamics(dynamics, width, key_heads)
         module(torch.empty(1, 1, heads, width), torch.empty(1, 1, key_heads, width))
@@ -110,13 +114,13 @@ def _counted_products(dynamics: DynamicsConfig, heads: int, key_heads: int, widt
 
 @dataclass(frozen=True)
 class Bytes:
-    """In float32, the precision that weights are kept in; without activations, which depend on the implementation."""
+    """Memory in bytes, in float32, the dtype of the weights. Activations depend on the implementation and are not included."""
 
     weights: int
     training_state: int
-    """Weights, their gradients and AdamW's two moments."""
+    """Bytes of the weights, their gradients and AdamW's two moments."""
     cache_per_token: int
-    """Evolved keys and values of all layers."""
+    """Bytes of the KV cache per token: evolved keys and values of all layers."""
 
 
 def sizes(config: ModelConfig) -> Bytes:

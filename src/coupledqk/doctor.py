@@ -1,6 +1,6 @@
-"""What works in this environment: packages, extras, devices, folders, tokenizer and the speed of matrix products.
+"""Checks of the environment: packages, extras, devices, folders, tokenizer and the speed of matrix products.
 
-Each check is a `Finding` of one line. A check that fails never raises, so that a broken environment is described completely.
+Each check yields a `Finding` of one line. A check that fails does not raise, so that all problems are reported at once.
 """
 
 import importlib.metadata
@@ -33,9 +33,9 @@ class Finding:
 
     name: str
     state: State
-    """absent: something optional that is not installed or not there."""
+    """State of the component; "absent" means that it is optional and not available."""
     text: str
-    """What was found, and what to do about it where that is not all right."""
+    """Description of the result and, if there is a problem, how to solve it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Requirement:
     bounds: str
     """Version bounds as written, such as ">=5.15,<6"."""
     extra: str | None
-    """The extra that asks for it; None if the package itself does."""
+    """The extra that requires it; None if the package itself does."""
 
     def trouble(self) -> str | None:
-        """Why the installed version does not serve; None if it does."""
+        """Why the requirement is not satisfied; None if it is."""
         try:
             installed = importlib.metadata.version(self.name)
         except importlib.metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def requirements() -> list[Requirement]:
-    """What the installed package asks for, its extras included."""
+    """The requirements of the installed package, including those of its extras."""
     found = []
     for line in importlib.metadata.requires("coupledqk") or ():
         match = REQUIREMENT.match(line)
@@ -93,12 +93,12 @@ def examine() -> Iterator[Finding]:
     for name, check in checks.items():
         try:
             yield Finding(name, *check())
-        except Exception as error:  # the reason for a failing import can be anything, and is the finding
+        except Exception as error:  # an import can fail for any reason; the reason is the finding
             yield Finding(name, "problem", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _packages() -> Iterator[Finding]:
-    """One finding for the packages that are always needed, and one for each extra."""
+    """One finding for the required packages, and one for each extra."""
     try:
         asked = requirements()
     except importlib.metadata.PackageNotFoundError:
@@ -147,7 +147,7 @@ def _triton() -> tuple[State, str]:
 
 
 def _folder(folder: Path) -> tuple[State, str]:
-    """Whether files can be written to a folder, or to the nearest one above it that exists."""
+    """Whether files can be written to a folder or, if it does not exist, to its nearest existing parent."""
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
@@ -172,7 +172,7 @@ def _tokenizer() -> tuple[State, str]:
 
 
 def _matrix_products(size: int = 1024, seconds: float = 0.3) -> tuple[State, str]:
-    """Products of square matrices on the fastest device for a fraction of a second."""
+    """The speed of products of square matrices on the fastest device, measured for a fraction of a second."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,13 +1,13 @@
-"""Errors meant for the user: what was given, what was expected, what to do."""
+"""Errors for the user. Each message says what was given, what was expected and what to do."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class CoupledQKError(ValueError):
-    """A mistake in the input, not in the program. The command line prints it as one line and exits with code 2.
+    """An error in the user's input. The command line prints it as one line and exits with code 2.
 
-    What is quoted from files and names may hold anything: line ends and other control characters are written as escapes.
+    Messages may quote file contents and names, so line ends and other control characters are escaped.
     """
 
     def __init__(self, message: str) -> None:
@@ -16,11 +16,11 @@ class CoupledQKError(ValueError):
 
 
 class DivergedError(CoupledQKError):
-    """A training run whose loss or gradient has failed."""
+    """Training diverged: the loss or the gradient is not finite."""
 
 
 def unknown(kind: str, given: object, choices: Iterable[str]) -> CoupledQKError:
-    """The error for a name that is not one of `choices`, with the nearest one suggested."""
+    """The error for a name that is not one of `choices`. It suggests the closest one."""
     choices = list(choices)
     near = difflib.get_close_matches(str(given), choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

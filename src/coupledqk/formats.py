@@ -1,4 +1,4 @@
-"""Numbers as text, for sentences, tables, pages and the terminal: values, effects, intervals and p-values. Torch-free."""
+"""Formatting of values, effects, intervals and p-values for sentences, tables, pages and the terminal. Torch-free."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ NOTHING = "–"
 
 
 def number(value: float | None, decimals: int = 0) -> str:
-    """A measured value, or a dash where there is none."""
+    """A measured value, or a dash if there is none."""
     if value is None:
         return NOTHING
     return f"{value:,.{decimals}f}" if math.isfinite(value) else "not finite"
@@ -29,7 +29,7 @@ def effect(claim: Claim, size: float) -> str:
 
 
 def detectable(claim: Claim, evidence: Evidence) -> str:
-    """What a test with these seeds detects with 80% power: an effect, or a margin of equality, without its sign."""
+    """The absolute effect, or the equivalence margin, that a test with these seeds detects with 80% power."""
     if claim.kind == "less_variable":
         return effect(claim, -evidence.detectable)
     return effect(claim, evidence.detectable).lstrip("+")

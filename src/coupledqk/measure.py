@@ -1,7 +1,6 @@
-"""Measures of quality: what a task is judged by, and how its values are written. Torch-free.
+"""Measures of quality, such as perplexity and accuracy, and how their values are formatted. Torch-free.
 
-A task's configuration names its measure (`config.task.measure`); progress, tables, charts, sweeps, reports and the laboratory
-read it.
+The measure of a task is `config.task.measure`. Progress bars, tables, charts, sweeps, reports and the laboratory use it.
 """
 
 import math
@@ -11,26 +10,26 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Measure:
-    """One number per validation, or per run."""
+    """A number that is measured at each validation or once per run."""
 
     name: str
     key: str
-    """Under which validation records and results hold it."""
+    """Key of the value in validation records and results."""
     better: Literal["lower", "higher"]
     definition: str
-    """One sentence without a full stop."""
+    """The definition as one sentence without a full stop."""
     decimals: int = 4
     unit: str = ""
-    """Empty for a number without one."""
+    """The unit of the value; empty if it has none."""
     log_scale: bool = False
-    """Whether charts have a logarithmic axis for it."""
+    """Whether charts use a logarithmic axis."""
     loss_unit: str = "nats per target"
-    """The unit of the loss that is minimised in training."""
+    """The unit of the training loss."""
     companions: tuple["Measure", ...] = ()
-    """Values shown beside it."""
+    """Other measures that are shown beside this one."""
 
     def show(self, value: float | None) -> str:
-        """A value as text: `decimals` decimals, and at least four digits if it is 1 or more."""
+        """Formats a value with `decimals` decimals, and with at least four digits if it is 1 or more."""
         if value is None:
             return "–"
         if not math.isfinite(value):
@@ -80,4 +79,4 @@ TOKENS_TO_REACH = Measure(
     log_scale=True,
 )
 MEASURES = {measure.key: measure for measure in (PERPLEXITY, BITS_PER_BYTE, ACCURACY, TOKENS_TO_REACH)}
-"""By key; an experiment names one of them."""
+"""The measures that an experiment can use as its metric, by key."""

@@ -1,7 +1,7 @@
-"""What an experiment found, in one JSON file: all that a report needs, without the run folders.
+"""The outcome of an experiment as one JSON file, which contains everything a report needs without the run folders.
 
-The laboratory writes it after every cell, `results/lab` keeps it, the report reads it. JSON has no NaN: null stands where a
-number is not finite (a run that diverged, the deviation of a single seed).
+The laboratory writes the file after every cell, and reports are made from it; `results/lab` contains those of this project.
+JSON has no NaN: null represents a number that is not finite (a run that diverged, the standard deviation of a single seed).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Finding = Literal["supported", "contradicted", "equivalent", "inconclusive"]
 
 @dataclass(frozen=True)
 class Published:
-    """The paper's number for a row."""
+    """The value that the paper reports for a row."""
 
     mean: float
     std: float | None = None
@@ -36,74 +36,78 @@ class Published:
 
 @dataclass(frozen=True)
 class Change:
-    """How far a row's mean lies from its baseline's, as a share of the baseline's; seed by seed, with a 95% interval."""
+    """Relative difference between a row and its baseline, paired by seed, with a 95% interval."""
 
     baseline: str
     effect: float
     interval: tuple[float, float]
     n: int
-    """Seeds that both rows have."""
+    """Number of seeds that both rows have."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the finished cells of one label. Without any, numbers are None and `n` is 0."""
+    """A row of the table: the finished cells with one label. If there are none, numbers are None and `n` is 0."""
 
     label: str
     seeds: dict[int, float]
-    """The metric of every finished cell."""
+    """The metric of each finished cell, by seed."""
     mean: float | None
     std: float | None
-    """With ddof 1."""
+    """Sample standard deviation over seeds (ddof 1)."""
     n: int
     final: dict[int, float]
-    """The same metric at the last step."""
+    """The metric of each finished cell at the last step, by seed."""
     companions: dict[str, float]
-    """Mean values of what is shown beside the metric, by key."""
+    """Mean values of the measures shown beside the metric, by key."""
     paper: Published | None
     parameters: int | None
     tokens_per_second: float | None
     seconds: float | None
     change: Change | None = None
-    """Against the row's baseline."""
+    """Relative difference from the row's baseline."""
     baselines: tuple[Baseline, ...] = ()
-    """n-gram models of the text that a language model was trained on."""
+    """n-gram models of the text that the language model was trained on."""
     position_losses: tuple[PositionLoss, ...] = ()
-    """The loss of a language model against the context it sees, the mean over seeds."""
+    """The loss of a language model by length of context, averaged over seeds."""
 
     @property
     def final_mean(self) -> float | None:
-        """Of the runs that did not diverge."""
+        """Mean of the metric at the last step, over the runs that did not diverge."""
         values = [value for value in self.final.values() if math.isfinite(value)]
         return fmean(values) if values else None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One contrast between cells of an experiment. Effects are relative: −0.066 is 6.6% of the baseline's mean below it."""
+    """A claim about the contrast between two cells of an experiment.
+
+    Effects are relative: −0.066 means that the variant's mean is 6.6% below the baseline's.
+    """
 
     text: str
     """The claim in words."""
     kind: ClaimKind
     variant: str
-    """A cell's label, as is `baseline`."""
+    """Label of the cell that is compared with the cell labelled `baseline`."""
     baseline: str
     elsewhere: tuple[str, str] | None = None
-    """Of an interaction: the variant and the baseline on the other corpus. Its effect is the difference of the two effects."""
+    """For an interaction, the variant and the baseline on the other corpus; the effect is the difference of the two effects."""
     paper_effect: float | None = None
-    """The published effect, if there is one. Of less_variable: the ratio of standard deviations, less 1."""
+    """The published effect, if there is one. For less_variable it is the ratio of standard deviations minus 1."""
     margin: float = 0.01
-    """Effects within ±margin count as equivalent to none."""
+    """Equivalence margin: effects within ±margin count as no effect."""
     paired: bool = True
-    """Seed by seed. If not, each cell counts all its seeds; an interaction stays paired within each corpus."""
+    """Whether the comparison is paired by seed. If not, all seeds of each cell are used; an interaction remains paired within
+    each corpus."""
     primary: bool = False
-    """The one claim of its experiment that was chosen before running, and that is not corrected for the others."""
+    """Whether this is the experiment's primary claim, which is chosen before running and not corrected for multiplicity."""
     source: str = ""
-    """The paper's table."""
+    """The paper's table that makes the claim."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.variant != self.baseline, "variant", self.variant, "another cell than the baseline")
+        require(self.variant != self.baseline, "variant", self.variant, "a cell other than the baseline")
         needed = 2 if self.kind == "interaction" else 0
         require(len(self.elsewhere or ()) == needed, "elsewhere", self.elsewhere, f"{needed} labels for {self.kind}")
         require(self.margin > 0, "margin", self.margin, "a share of the baseline's mean above 0, such as 0.01")
@@ -122,7 +126,7 @@ class Claim:
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """Labels of cells that are taken seed by seed with one another."""
+        """Groups of labels of cells that are paired by seed with one another."""
         here = (self.variant, self.baseline)
         if self.kind == "less_variable" or not (self.paired or self.elsewhere):
             return [(self.variant,), (self.baseline,)]
@@ -133,72 +137,73 @@ class Claim:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured, in the units of `Claim.paper_effect`."""
+    """The measured effect and its uncertainty, in the units of `Claim.paper_effect`."""
 
     effect: float
     interval: tuple[float, float]
     confidence: float
-    """Of the interval. It is higher where several claims share one error rate."""
+    """Confidence level of the interval. It is above 95% if several claims share one error rate."""
     p: float
-    """Of the hypothesis of no effect; of equal, that it is beyond the margin. Adjusted by Holm's method where claims share."""
+    """p-value of the null hypothesis of no effect, or, for claims of equality, of an effect beyond the margin. It is adjusted
+    by Holm's method if several claims share one error rate."""
     n: tuple[int, int]
-    """Seeds on either side of the contrast."""
+    """Number of seeds of the variant and of the baseline."""
     paired: bool
     detectable: float
-    """The effect, as a magnitude, or the margin of equal, that a test with these seeds detects with 80% power."""
+    """The absolute effect, or the margin for claims of equality, that a test with these seeds detects with 80% power."""
     equivalent: bool = False
-    """Whether the effect lies within ±margin: two one-sided tests at the claim's level (a 90% interval at 5%)."""
+    """Whether the effect lies within ±margin by two one-sided tests at the claim's level (a 90% interval at 5%)."""
     failed: tuple[int, int] = (0, 0)
-    """Seeds of the variant and of the baseline that diverged or never reached what the measure asks for."""
+    """Number of runs of the variant and of the baseline that diverged or did not reach the measure's target."""
     df: float | None = None
-    """Degrees of freedom of the interval: more than the seeds give where variances are moderated. None for a ratio."""
+    """Degrees of freedom of the interval, including those that moderated variances add. None for a ratio."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about a claim.
+    """The finding about a claim, with its evidence.
 
     Contradicted: the interval lies on the other side, or contains zero and excludes the published effect. Equivalent: the 90%
     interval lies within ±margin. Supported: the interval lies on the claimed side; for a claim of equality, within ±margin.
-    Inconclusive: none of these. Equivalence beside a contradiction is in `evidence.equivalent`.
+    Inconclusive: none of these. `evidence.equivalent` also records equivalence if the finding is "contradicted".
     """
 
     claim: Claim
     finding: Finding
     sentence: str
-    """What was found and why it leads to this finding."""
+    """The measured effect and the reason for the finding, in words."""
     evidence: Evidence | None
-    """None where no test could be made; the sentence says why."""
+    """None if no test was possible; `sentence` then contains the reason."""
 
 
 @dataclass(frozen=True)
 class CellRecord:
-    """One training run of the experiment, however far it came."""
+    """One training run of the experiment, finished or not."""
 
     label: str
     seed: int
     identity: str
     name: str
-    """Of its run folder."""
+    """Name of the run folder."""
     status: Status
     error: str | None
     settings: dict[str, Any]
-    """Where it differs from the experiment's base, by dotted path."""
+    """Settings that differ from the experiment's base configuration, by dotted path."""
     train: tuple[tuple[float, ...], ...]
-    """(step, tokens, loss), averaged to a few points."""
+    """Training curve: (step, tokens, loss), averaged to a limited number of points."""
     valid: tuple[tuple[float, ...], ...]
-    """(step, tokens, loss, the task's measure)."""
+    """Validation curve: (step, tokens, loss, the task's measure)."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the numbers come from."""
+    """Provenance of the numbers: date, commit, versions, machines and corpora."""
 
     commit: str | None
     machine: str
     versions: dict[str, str]
     corpora: dict[str, str]
-    """The hash of each corpus, by name."""
+    """Hash of each corpus, by name."""
 
 
 @dataclass(frozen=True)
@@ -206,53 +211,53 @@ class Rung:
     """The effect at one model size."""
 
     size: str
-    """In words, such as 1.5M."""
+    """The model size as text, such as 1.5M."""
     parameters: int
-    """Of the baseline."""
+    """Number of parameters of the baseline."""
     effect: float
-    """Relative to the baseline's mean."""
+    """Effect relative to the baseline's mean."""
     interval: tuple[float, float] | None
-    """95%; None for a single pair."""
+    """95% interval of the effect; None for a single pair."""
     n: int
-    """Pairs of seeds."""
+    """Number of pairs of runs."""
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """The effect against the model size."""
+    """The effect as a function of model size."""
 
     name: str
     rungs: tuple[Rung, ...]
     slope: float | None = None
-    """Change of the effect per tenfold size."""
+    """Change of the effect per tenfold increase in size."""
     slope_interval: tuple[float, float] | None = None
-    """95%."""
+    """95% interval of the slope."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """How a variant changes one property of a trained model, beside what an immaterial change does to the baseline."""
+    """How a variant changes one property of a trained model, compared with how an immaterial change affects the baseline."""
 
     name: str
-    """The property in words, such as "gain from context"."""
+    """Name of the property, such as "gain from context"."""
     unit: str
-    """Empty for a number without one."""
+    """Unit of the property; empty if it has none."""
     baseline: float
-    """Mean over seeds, as is `variant`."""
+    """Mean of the baseline over seeds."""
     variant: float
     effect: float
-    """Mean difference of variant and baseline, seed by seed, in the unit."""
+    """Mean difference between variant and baseline, paired by seed, in `unit`."""
     interval: tuple[float, float] | None
-    """95%; None for a single pair."""
+    """95% interval of the effect; None for a single pair."""
     n: int
-    """Pairs of seeds."""
+    """Number of pairs of runs."""
     null_effect: float | None = None
-    """The same of null pairs: the baseline with an immaterial change, against the baseline."""
+    """Mean difference of null pairs: the baseline with an immaterial change against the baseline."""
     null_interval: tuple[float, float] | None = None
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the interval excludes zero and does not overlap with that of the null pairs."""
+        """Whether the interval excludes zero and does not overlap the interval of the null pairs."""
         if self.interval is None or self.null_interval is None:
             return False
         (low, high), (null_low, null_high) = self.interval, self.null_interval
@@ -270,23 +275,23 @@ class Outcome:
     date: str
     command: str
     metric: Measure
-    """What is compared."""
+    """The measure that is compared."""
     task_measure: Measure
-    """What the curves show. It differs from the metric where something is derived from the curves."""
+    """The measure in the validation curves. It differs from the metric if the metric is derived from the curves."""
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
     cells: tuple[CellRecord, ...]
     config: dict[str, Any]
-    """The base configuration, without the places of this machine."""
+    """The base configuration, without the local paths of the machine."""
     origin: Origin
     answer: tuple[str, ...] = ()
-    """Paragraphs of plain text that stand first, where the experiment answers a question in words."""
+    """Introductory paragraphs in plain text, for experiments that answer a question in words."""
     coherence: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of the corpora by name, where it was measured: a `lab.coherence.Coherence`."""
+    """Coherence of the corpora (fields of `lab.coherence.Coherence`) by name, if it was measured."""
     ladders: tuple[Ladder, ...] = ()
-    """The effect against model size, where the experiment has several; the paper's sizes are the last."""
+    """The effect as a function of model size, if the experiment has several sizes. The paper's ladder is the last one."""
     shifts: tuple[Shift, ...] = ()
-    """What the variant changes beside the metric, where the experiment asks for it."""
+    """Changes of properties other than the metric, if the experiment lists any."""
     format: int = FORMAT
 
     @property
@@ -295,10 +300,10 @@ class Outcome:
 
     @property
     def baselines(self) -> dict[str, str]:
-        """By label of a row, the row it is compared with.
+        """The label of the row that each row is compared with, by the label of the row.
 
-        That is the baseline of a claim, the primary one first, whose settings differ in the attention only; or else the first
-        with the same task.
+        It is the first baseline of a claim, starting with the primary claim, whose settings differ only in the attention. If
+        there is none, it is the first baseline with the same task.
         """
         claims = sorted((verdict.claim for verdict in self.verdicts), key=lambda claim: not claim.primary)
         candidates = [label for claim in claims for label in (claim.baseline, *(claim.elsewhere or ())[1:])]
@@ -326,14 +331,16 @@ def _is_task(setting: str) -> bool:
 
 
 def read(path: str | Path) -> Outcome:
-    """An outcome file."""
+    """Reads an outcome file."""
     data = _load(Path(path))
     if not _is_outcome(data):
-        raise CoupledQKError(f"{path} is not the outcome of an experiment: expected a file of `coupledqk reproduce`")
+        raise CoupledQKError(
+            f"{path} is not the outcome of an experiment: expected a file written by `coupledqk reproduce`"
+        )
     if data["format"] not in (1, FORMAT):
         raise CoupledQKError(
-            f"{path} has format {data['format']!r}, this version reads 1 to {FORMAT}: update coupledqk, or write it again with "
-            "`coupledqk reproduce`"
+            f"{path} has format {data['format']!r}, this version reads 1 to {FORMAT}: update coupledqk, or create it "
+            "again with `coupledqk reproduce`"
         )
     try:
         if data["format"] == 1:
@@ -351,7 +358,7 @@ _FINDINGS_1: dict[str, Finding] = {
 
 
 def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Rewrites an outcome of format 1 in terms of format 2. What cannot be mapped is left for the decoder to name."""
+    """Converts an outcome of format 1 to format 2. Malformed values are left unchanged, and the decoder reports them."""
     data["format"] = FORMAT
     if isinstance(metric := data.get("metric"), dict):
         key = str(metric.get("key")).removeprefix("best.").partition(".")[0]
@@ -374,7 +381,7 @@ def _tables(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def read_all(folder: str | Path) -> list[Outcome]:
-    """The outcome files of a folder, by name; other JSON files are passed over."""
+    """Reads the outcome files of a folder in the order of their names. Other JSON files are ignored."""
     return [read(path) for path in sorted(Path(folder).glob("*.json")) if _is_outcome(_load(path))]
 
 
@@ -383,7 +390,7 @@ def write(outcome: Outcome, path: str | Path) -> None:
 
 
 def to_json(outcome: Outcome) -> str:
-    """The same outcome gives the same bytes. A curve is one line of the file."""
+    """An outcome as JSON. Equal outcomes give identical bytes, and each cell is one line of the file."""
     data = _plain(dataclasses.asdict(outcome))
     cells = ",\n".join(f"  {json.dumps(cell, ensure_ascii=False)}" for cell in data.pop("cells"))
     text = json.dumps({**data, "cells": []}, indent=1, ensure_ascii=False, allow_nan=False)

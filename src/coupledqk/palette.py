@@ -2,4 +2,4 @@
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c8c")
 DARK_COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#0072b2", "#ffffff", "#8c8c8c")
-"""The same places on a dark ground."""
+"""The corresponding colours on a dark background."""

@@ -1,7 +1,7 @@
 """Plugins: a user's file that registers dynamics, scorings and variants (docs/plugins.md). Torch-free.
 
-A plugin is code, so it runs only when its file is named, by `load_plugin` or `--plugin FILE.py`. A configuration that uses a
-plugin holds the file's SHA-256, and can be made only in a process that has loaded exactly this file.
+A plugin is code, so it is executed only if the user names its file, by `load_plugin` or `--plugin FILE.py`. A configuration
+that uses a plugin contains the file's SHA-256 and can be constructed only in a process that has loaded exactly this file.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from typing import Any
 
 from .errors import CoupledQKError
 
-_paths: dict[str, str] = {}  # of the loaded files, by SHA-256
+_paths: dict[str, str] = {}  # paths of the loaded files by SHA-256
 _loading: list["Plugin"] = []
-_added: list[tuple[MutableMapping[str, Any], str]] = []  # by the plugin that is being loaded
+_added: list[tuple[MutableMapping[str, Any], str]] = []  # registered by the plugin that is being loaded
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plugin:
 
 
 def load_plugin(path: str | Path) -> Plugin:
-    """Executes a plugin file, once per process. What it registers can then be used by name."""
+    """Executes a plugin file, once per process. Dynamics, scorings and variants it registers can then be used by name."""
     file = Path(path).resolve()
     try:
         source = file.read_bytes()
@@ -88,7 +88,7 @@ def _execute(source: bytes, plugin: Plugin) -> None:
 
 
 def loading() -> Plugin | None:
-    """The plugin that is being executed."""
+    """The plugin that is being executed; None if there is none."""
     return _loading[-1] if _loading else None
 
 

@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, versions, machine. Torch-free."""
+"""Provenance of a result: commit, versions and machine. Torch-free."""
 
 import datetime
 import importlib.metadata
@@ -15,7 +15,7 @@ def commit() -> str | None:
     """The commit of the source tree, with "+changes" if files differ from it; None for an installed package."""
     here = Path(__file__).parent
     try:
-        # an installed package may lie in a virtual environment inside another project's repository
+        # an installed package may be in a virtual environment inside another project's repository
         _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(here, "rev-parse", "HEAD")
         return head + ("+changes" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
@@ -24,7 +24,7 @@ def commit() -> str | None:
 
 
 def origin() -> dict[str, Any]:
-    """When, from which source, with which versions and on which machine a run is started."""
+    """Date, commit, versions and machine at the start of a run."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"started": now, "commit": commit(), "versions": versions(), "machine": machine()}
 
@@ -34,13 +34,13 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """One line: processor, cores, memory, system."""
+    """The machine in one line: processor, cores, memory and operating system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{_processor()}, {available_cores()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
 def available_cores() -> int:
-    """The number of cores this process may run on, which may be fewer than the machine has."""
+    """The number of cores available to this process, which may be smaller than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

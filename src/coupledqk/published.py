@@ -17,7 +17,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
 
 
 def agrees(count: int, published: str) -> bool:
-    """Whether a count rounds to a published figure, to as many digits as were printed."""
+    """Whether a count rounds to a published figure, at the number of digits printed in the paper."""
     if published.endswith("M"):
         digits = published.strip("~M")
         decimals = len(digits.partition(".")[2])
@@ -32,5 +32,5 @@ THROUGHPUT: dict[str, dict[str, int]] = {
     "gqa": {"forward": 62_277, "training": 23_368, "peak_mb": 4_115},
     "diff": {"forward": 50_164, "training": 18_667, "peak_mb": 5_151},
 }
-"""Tokens per second forward and forward + backward ("training"), and peak memory, of the 60M model with 8 × 512 tokens on one
-RTX 2080 Ti: table `throughput`."""
+"""Throughput in tokens per second (forward, and forward plus backward as "training") and peak memory of the 60M model with
+8 × 512 tokens on one RTX 2080 Ti: table `throughput`."""

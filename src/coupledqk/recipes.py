@@ -1,4 +1,4 @@
-"""Complete runs by name: the paper's recipes, exactly, and three for a laptop. Torch-free."""
+"""Named run configurations: the paper's recipes, and smaller ones for a laptop. Torch-free."""
 
 import math
 from dataclasses import replace
@@ -27,14 +27,15 @@ _MINI_MODERN = RunConfig(
 
 RECIPES: dict[str, RunConfig] = {
     # The paper's architecture for grids of many runs: 4.1M tokens, one pass over WikiText-2, about two CPU-minutes. Windows
-    # of 64 tokens, which gave fewer bits per byte after a CPU-minute than windows of 128 (2.10 and 2.20, one seed).
+    # of 64 tokens reached 2.10 bits per byte after a CPU-minute, windows of 128 tokens 2.20 (one seed).
     "mini": replace(
         _MINI_MODERN,
         model=preset("mini", vocab_size=1024, n_positions=64),
         train=replace(_MINI_MODERN.train, batch_size=16, seq_len=64),
     ),
-    # As many tokens with RoPE and qk_norm: 1.85 bits per byte of WikiText-2, where `mini` has 1.92 and a Kneser-Ney bigram 2.09
-    # (one seed). The alternatives in vocabulary, width, heads, batch and learning rate: `coupledqk reproduce recipe-search`.
+    # The same number of tokens with RoPE and qk_norm reaches 1.85 bits per byte on WikiText-2, against 1.92 of `mini` and 2.09
+    # of a Kneser-Ney bigram model (one seed). `coupledqk reproduce recipe-search` compares vocabularies, widths, numbers of
+    # heads, batch sizes and learning rates.
     "mini-modern": _MINI_MODERN,
     "nano": RunConfig(
         model=preset("nano", vocab_size=2048, n_positions=256),
@@ -43,7 +44,7 @@ RECIPES: dict[str, RunConfig] = {
         runtime=RuntimeConfig(save_every=100),
     ),
     "wikitext-103": _PAPER,
-    # the paper's 152.3M parameters fit 512 positions, not 2048
+    # the paper's 152.3M parameters correspond to 512 positions, not 2048
     "wikitext-103-medium": replace(
         _PAPER,
         model=preset("medium", n_positions=512),
@@ -56,7 +57,7 @@ RECIPES: dict[str, RunConfig] = {
         train=TrainConfig(lr=2e-4),
         runtime=RuntimeConfig(micro_batch=4, gradient_checkpointing=True),
     ),
-    # 10,000 steps and 20,000 in the paper; 256 positions serve its longest level
+    # the paper trains for 10,000 and 20,000 steps; its longest level has 256 tokens
     "mqar": RunConfig(
         model=preset("tiny", vocab_size=64, n_positions=256),
         task=MQARConfig(n_pairs=4),
@@ -64,7 +65,7 @@ RECIPES: dict[str, RunConfig] = {
             steps=20_000, batch_size=64, seq_len=64, lr=3e-4, warmup=500, weight_decay=0.01, precision="fp32"
         ),
     ),
-    # accuracy rises abruptly: at this size between 500 and 1,000 steps, later with more pairs or tokens or a higher lr
+    # accuracy rises abruptly: at this size between 500 and 1,000 steps, and later with more pairs, more tokens or a higher lr
     "mqar-mini": RunConfig(
         model=preset("mini", n_layers=2, vocab_size=32, n_positions=16),
         task=MQARConfig(n_pairs=3, n_test=1_000),
@@ -83,13 +84,14 @@ RECIPES: dict[str, RunConfig] = {
     "openwebtext": replace(_PAPER, task=LMConfig(corpus="openwebtext")),
     "pubmed": replace(_PAPER, task=LMConfig(corpus="pubmed")),
 }
-"""By name, with standard attention; `recipe` puts in another."""
+"""Run configurations by name, with standard attention; `recipe` replaces the attention variant."""
 
 
 def recipe(name: str, attention: str = "standard", **settings: Any) -> RunConfig:
-    """A run by recipe and attention variant, with any setting changed: `recipe("nano", "euler", steps=200, seed=1)`.
+    """A run configuration by recipe and attention variant, with some settings changed.
 
-    The vocabulary follows the tokenizer and the warm-up keeps its share of the steps, unless they are set too.
+    For example, `recipe("nano", "euler", steps=200, seed=1)`. Unless they are given, the vocabulary size follows the tokenizer
+    and the warm-up is scaled with the number of steps.
     """
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
@@ -97,7 +99,7 @@ def recipe(name: str, attention: str = "standard", **settings: Any) -> RunConfig
     attention_config = variant(attention, qk_norm=base.model.attention.qk_norm)
     config = replace(base, model=replace(base.model, attention=attention_config))
     if config.model.attention.dynamics.method != "none" and base.runtime.gradient_checkpointing:
-        # the paper halves the micro-batch of coupled models at 150M and 350M; the global batch stays
+        # the paper halves the micro-batch of coupled models at 150M and 350M and keeps the global batch
         config = change(config, {"micro_batch": (base.runtime.micro_batch or base.train.batch_size) // 2})
     if "tokenizer" in settings:
         settings = {"vocab_size": tokenizer_size(settings["tokenizer"]), **settings}
@@ -107,15 +109,16 @@ def recipe(name: str, attention: str = "standard", **settings: Any) -> RunConfig
 
 
 GLUE_EPOCHS = {"sst2": 5, "mnli": 3, "qnli": 5}
-"""The paper's."""
+"""Number of epochs of each GLUE task in the paper."""
 
 
 def glue_recipe(
     pretrained: RunConfig, init_from: str, dataset: str, n_examples: int, epochs: int | None = None, **settings: Any
 ) -> RunConfig:
-    """Fine-tuning a pretrained run, with its seed; the steps follow from epochs and examples.
+    """The configuration that fine-tunes a pretrained run on a GLUE task, with the seed of the pretrained run.
 
-    Learning rate and epochs are the paper's, which says "BERT-style"; what else that means is our choice.
+    The number of steps follows from the numbers of epochs and examples. Learning rate and epochs are the paper's; it describes
+    the other settings only as "BERT-style", and they are our choice.
     """
     if dataset not in GLUE_EPOCHS:
         raise unknown("GLUE task", dataset, GLUE_EPOCHS)

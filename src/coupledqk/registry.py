@@ -1,7 +1,7 @@
-"""The dynamics, forces and scorings by name, one line each. Torch-free.
+"""The dynamics, forces and scorings by name. Torch-free.
 
-A line says where the record of a method is defined, and what a configuration has to know without importing torch. The
-record itself (`dynamics/method.py`, `scoring/record.py`) stands beside the method and says everything else.
+An entry contains the location of a method's record and the properties that a configuration needs without importing torch.
+All other properties are in the record itself (`dynamics/method.py`, `scoring/record.py`), which is defined beside the method.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from .plugins import Plugin
 @dataclass(frozen=True)
 class DynamicsEntry:
     record: Any
-    """Where its `Method` is defined, "module:NAME" inside this package; or the `Method` itself."""
+    """The `Method`, or its location inside this package as "module:NAME"."""
     settings: tuple[str, ...] = ("force", "n_steps", "step_size", "learn_step_size", "force_std", "gate")
     """The settings of a `DynamicsConfig` that have an effect, besides `method`."""
     plugin: Plugin | None = None
@@ -27,13 +27,13 @@ class DynamicsEntry:
 @dataclass(frozen=True)
 class ScoringEntry:
     record: Any
-    """Where its `Scoring` is defined, "module:NAME" inside this package; or the `Scoring` itself."""
+    """The `Scoring`, or its location inside this package as "module:NAME"."""
     settings: tuple[str, ...] = ()
     """The settings of a `ScoringConfig` that have an effect, besides `kind`."""
     sub_heads: int = 1
-    """Parts of equal width into which each head's query, key and value are split."""
+    """Number of parts of equal width into which each head's query, key and value are split."""
     queries: int = 1
-    """Queries of full width per head, which share the head's key and value."""
+    """Number of full-width queries per head, which share the head's key and value."""
     plugin: Plugin | None = None
     """The file that registered it; None for this package and for a Python session."""
 
@@ -67,7 +67,7 @@ SCORINGS: dict[str, ScoringEntry] = {
 
 
 def load(record: Any) -> Any:
-    """The object that an entry names, or is."""
+    """The record of an entry, imported if the entry has its location."""
     if not isinstance(record, str):
         return record
     module, _, name = record.partition(":")
@@ -75,7 +75,7 @@ def load(record: Any) -> Any:
 
 
 def check_choice(config: Any, setting: str, entries: Mapping[str, DynamicsEntry] | Mapping[str, ScoringEntry]) -> None:
-    """Refuses an unregistered name, and a changed setting that the chosen method or kind does not read."""
+    """Raises for an unregistered name, and for a changed setting that the chosen method or kind does not use."""
     choice = getattr(config, setting)
     if choice not in entries:
         raise unknown(setting, choice, entries)
@@ -89,7 +89,7 @@ def check_choice(config: Any, setting: str, entries: Mapping[str, DynamicsEntry]
 
 
 def plugin_of(method: str, kind: str) -> Plugin | None:
-    """The plugin that has registered the dynamics or the scoring."""
+    """The plugin that registered the dynamics or the scoring; None if both are part of this package."""
     plugins = {entry.plugin for entry in (DYNAMICS[method], SCORINGS[kind]) if entry.plugin is not None}
     if len(plugins) > 1:
         names = " and ".join(sorted(plugin.path for plugin in plugins))

@@ -1,7 +1,7 @@
-"""What makes a frozen dataclass a configuration or a record: checked fields, settings by name, one strict decoder. Torch-free.
+"""Type checks, access to settings by name, and strict decoding for frozen dataclasses (configurations, records). Torch-free.
 
-Each leaf of a configuration has a dotted path (`attention.dynamics.n_steps`), and any ending of it that names one leaf only
-(`n_steps`) will do in `change`.
+Each setting of a configuration has a dotted path (`attention.dynamics.n_steps`). `change` also accepts any unambiguous ending
+of the path (`n_steps`).
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ Record = TypeVar("Record")
 
 
 def change(config: Record, settings: Mapping[str, Any]) -> Record:
-    """A copy with some settings changed; keys are dotted paths or their unambiguous endings.
+    """A copy of a configuration with some settings changed; keys are dotted paths or unambiguous endings of them.
 
-    Settings that depend on one another are checked together, after all have been changed.
+    Settings that depend on one another are checked together, after all of them have been changed.
     """
     data = to_dict(config)
     for key, value in settings.items():
@@ -51,7 +51,7 @@ def leaves(config: object, prefix: str = "") -> Iterator[str]:
 
 
 def type_of(config: object, key: str) -> Any:
-    """The annotated type of a setting; `key` is a dotted path or its unambiguous ending."""
+    """The annotated type of a setting; `key` is a dotted path or an unambiguous ending of one."""
     *parents, name = _resolve(config, key).split(".")
     table = functools.reduce(getattr, parents, config)
     return typing.get_type_hints(type(table))[name]
@@ -68,8 +68,11 @@ def _resolve(config: object, key: str) -> str:
 
 
 def to_dict(config: object) -> dict[str, Any]:
-    """Nested plain values. A setting is left out if it is None, since TOML has no null, or if its value is the one that the
-    field's metadata names as "absent": what the setting was before it existed."""
+    """A configuration as nested plain values.
+
+    A setting is omitted if it is None, since TOML has no null, or if it equals the "absent" value in the field's metadata,
+    which is the behaviour of versions in which the setting did not exist.
+    """
     fields = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))  # pyright: ignore[reportArgumentType]
     return {f.name: _plain(value) for f, value in fields if value is not None and value != f.metadata.get("absent")}
 
@@ -83,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
+    """Nested tables flattened into one table with dotted keys."""
     out: dict[str, Any] = {}
     for key, value in table.items():
         out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
@@ -101,7 +104,7 @@ def from_toml(kind: type[Record], text: str) -> Record:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table that a TOML text describes."""
+    """Parses a TOML document into a table."""
     try:
         return _shallow(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
@@ -109,7 +112,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """The value that a JSON text describes."""
+    """Parses a JSON document into a value."""
     try:
         return _shallow(json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -117,12 +120,12 @@ def parse_json(text: str) -> Any:
 
 
 DEEPEST = 50
-"""Levels of tables and lists in a file."""
+"""Maximum depth of nested tables and lists in a file."""
 
 
 def _shallow(value: Any) -> Any:
-    """The value, unless it is nested so deeply that whoever looks at it would exceed the limit of recursion, or has an integer
-    that is too long to be shown."""
+    """Returns the value unchanged. Raises if it is nested so deeply that recursive functions would exceed Python's recursion
+    limit, or if it contains an integer of more than 64 bits."""
     level = [value]
     for _ in range(DEEPEST):
         if any(type(each) is int and each.bit_length() > 64 for each in level):
@@ -139,9 +142,10 @@ def _reason(error: Exception) -> str:
 
 
 def from_dict(kind: type[Record], data: Any, where: str = "", null_is_nan: bool = False) -> Record:
-    """A table as a dataclass. An unknown or missing key or a value of the wrong type is an error that names its place.
+    """Decodes a table into a dataclass. An unknown key, a missing key or a value of the wrong type raises an error that names
+    its location.
 
-    JSON has no NaN: with `null_is_nan`, null stands for a float that is not finite.
+    JSON has no NaN: with `null_is_nan`, null is decoded as a NaN float.
     """
     if not isinstance(data, Mapping):
         raise _wrong(where.removesuffix("."), data, "a table")
@@ -157,8 +161,10 @@ def from_dict(kind: type[Record], data: Any, where: str = "", null_is_nan: bool 
 
 
 def _absent(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table written by `to_dict` means by leaving settings out. One that a person has written names few settings; what
-    it does not name has its default."""
+    """The "absent" values of settings that a table written by `to_dict` omits.
+
+    It is empty for a table written by a user, which lists only some of the settings; the others have their defaults.
+    """
     fields = dataclasses.fields(kind)
     absent = {f.name: f.metadata["absent"] for f in fields if "absent" in f.metadata and f.name not in data}
     complete = all(f.name in data for f in fields if f.default is not None and "absent" not in f.metadata)
@@ -166,8 +172,8 @@ def _absent(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(hint: Any, value: Any, where: str, null_is_nan: bool = False) -> Any:
-    """A plain value as what the annotation `hint` says. An int becomes a float, a list a tuple and a table a dataclass where
-    these are expected; nothing else is converted."""
+    """Decodes a plain value into the type of the annotation `hint`. Only ints to floats, lists to tuples and tables to
+    dataclasses are converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(arguments, value, where, null_is_nan)
@@ -197,7 +203,7 @@ def decode(hint: Any, value: Any, where: str, null_is_nan: bool = False) -> Any:
 
 
 def _decode_union(options: tuple[Any, ...], value: Any, where: str, null_is_nan: bool) -> Any:
-    """`X | None`, or one of several dataclasses, told apart by their `kind`; the first unless the table has one."""
+    """Decodes `X | None`, or one of several dataclasses selected by the table's `kind`; the first one if it has no `kind`."""
     if value is None and type(None) in options:
         return None
     options = tuple(option for option in options if option is not type(None))
@@ -219,7 +225,7 @@ def _float(value: int, where: str) -> float:
 
 
 def _key(hint: Any, key: Any, where: str) -> Any:
-    """The keys of JSON are strings; a dictionary's may be numbers."""
+    """Converts a key to the type `hint`: keys in JSON are always strings, those of a dictionary may be numbers."""
     try:
         return hint(key)
     except ValueError:
@@ -227,7 +233,7 @@ def _key(hint: Any, key: Any, where: str) -> Any:
 
 
 def parse(hint: Any, text: str, name: str) -> Any:
-    """A value typed on the command line, as what the annotation `hint` says; `name` is the setting's, for the error."""
+    """Parses a value given on the command line into the type of the annotation `hint`. Errors mention the setting's `name`."""
     options = [option for option in typing.get_args(hint) or (hint,) if option is not type(None)]
     wanted = hint if typing.get_origin(hint) is Literal else options[0]
     if wanted is bool and text in ("true", "false"):
@@ -241,9 +247,9 @@ def parse(hint: Any, text: str, name: str) -> Any:
 
 
 def parse_flags(config: object, flags: Sequence[str]) -> dict[str, Any]:
-    """["--lr", "3e-4", "--compile"] to {"lr": 0.0003, "compile": True}, for `change`; `--lr=3e-4` works too.
+    """Parses ["--lr", "3e-4", "--compile"] into {"lr": 0.0003, "compile": True}, for `change`; `--lr=3e-4` works too.
 
-    The type of a value is that of the setting of `config` that the flag names.
+    Each value is parsed as the type of the corresponding setting in `config`.
     """
     settings: dict[str, Any] = {}
     words = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
@@ -274,7 +280,7 @@ def _wrong(where: str, value: Any, expected: str) -> CoupledQKError:
 
 
 def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
-    """("0-3", "7") to (0, 1, 2, 3, 7)."""
+    """Parses numbers and ranges of seeds: ("0-3", "7") gives (0, 1, 2, 3, 7)."""
     seeds: dict[int, None] = {}
     for word in words:
         first, dash, last = word.partition("-")

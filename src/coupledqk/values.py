@@ -2,8 +2,8 @@
 
     v ← λ₁ v + λ₂ v_first        λ₁ and λ₂ learned per layer, initially ½ each
 
-Token-local like the dynamics, and applied before the cache, which therefore holds mixed values: in decoding only the new
-tokens' first values are needed.
+The map is token-local like the dynamics and applied before the cache, which therefore stores mixed values. Decoding needs the
+first-layer values of the new tokens only.
 """
 
 import torch
@@ -36,8 +36,8 @@ class ValueResidual(nn.Module):
             return v
         if first_values is None or first_values.v is None:
             raise CoupledQKError(
-                "value_residual=True needs the values of the first layer: make one FirstValues() for each forward pass and "
-                "give it to the attention of every layer, layer 0 first"
+                "value_residual=True needs the values of the first layer: create one FirstValues() for each forward pass and "
+                "pass it to the attention of every layer, layer 0 first"
             )
         own, first = self.mix.to(v.dtype)
         return own * v + first * first_values.v

@@ -21,14 +21,14 @@ PAPER_VARIANTS: dict[str, AttentionConfig] = {
     "standard": AttentionConfig(_NONE),
     "gqa": AttentionConfig(_NONE, group_size=4),
     "diff": AttentionConfig(_NONE, _DIFFERENTIAL),
-    # q + f(q): a residual on the query whose single step has the fixed size 1
+    # q + f(q): a residual on the query, with a single step of the fixed size 1
     "mlp_only": AttentionConfig(
         DynamicsConfig(method="query_residual", n_steps=1, step_size=1.0, learn_step_size=False)
     ),
     "euler": AttentionConfig(_EULER),
     "hamiltonian": AttentionConfig(_LEAPFROG),
 }
-"""The six configurations of the paper's structural ablation; its "Coupled QK" is `hamiltonian`."""
+"""The six attention variants of the paper's structural ablation; `hamiltonian` is the paper's "Coupled QK"."""
 
 VARIANTS: dict[str, AttentionConfig] = {
     **PAPER_VARIANTS,
@@ -55,7 +55,7 @@ VARIANTS: dict[str, AttentionConfig] = {
     "value_residual": AttentionConfig(_NONE, value_residual=True),
     "hamiltonian_value_residual": AttentionConfig(_LEAPFROG, value_residual=True),
 }
-"""Every variant: the paper's, their compositions, the controls the paper lacks, and other published mechanisms."""
+"""All attention variants: the paper's, their combinations, further controls, and other published mechanisms."""
 
 PRESETS: dict[str, ModelConfig] = {
     "mini": ModelConfig(d_model=64, n_heads=4, n_layers=2, d_ff=128),
@@ -65,11 +65,11 @@ PRESETS: dict[str, ModelConfig] = {
     "medium": ModelConfig(d_model=768, n_heads=12, n_layers=12, d_ff=3072),
     "large": ModelConfig(d_model=1024, n_heads=16, n_layers=24, d_ff=4096),
 }
-"""The paper's four sizes, and two for laptops: `mini` for grids of many runs, `nano` for one."""
+"""Model sizes: the paper's four, and two for laptops (`mini` for grids of many runs, `nano` for a single run)."""
 
 
 def variant(name: str, **settings: Any) -> AttentionConfig:
-    """The variant of that name, with some settings changed: `variant("euler", n_steps=1)`."""
+    """The attention variant with this name, with some settings changed: `variant("euler", n_steps=1)`."""
     if name not in VARIANTS:
         raise unknown("variant", name, VARIANTS)
     return change(VARIANTS[name], settings)
@@ -86,7 +86,7 @@ def register_variant(name: str, base: str | AttentionConfig = "standard", **sett
 
 
 def preset(name: str, attention: str | AttentionConfig = "standard", **settings: Any) -> ModelConfig:
-    """A model of that size with that attention: `preset("small", "hamiltonian", n_positions=512)`."""
+    """A model configuration by size and attention variant: `preset("small", "hamiltonian", n_positions=512)`."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     if isinstance(attention, str):

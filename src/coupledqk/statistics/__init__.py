@@ -1,4 +1,4 @@
-"""What a few seeds can say: estimates, moderated variances, sequential tests and power. Torch-free; needs SciPy."""
+"""Statistics for few seeds: estimates, moderated variances, sequential tests and power. Torch-free; requires SciPy."""
 
 from .corrections import failures_p, holm, holm_levels
 from .estimates import (

@@ -1,4 +1,4 @@
-"""Several tests at once: Holm's method, and a test of how often runs fail."""
+"""Multiple testing by Holm's method, and a test for rates of failed runs."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from .estimates import LEVEL
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted by Holm's method: those at most `level` may be called findings, with a chance of `level` that any is false."""
+    """p-values adjusted by Holm's method: rejecting those of at most `level` has a family-wise error rate of at most
+    `level`."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(_ascending(p_values)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
@@ -16,9 +17,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
-    """The level at which Holm's method tests each: p ≤ its level exactly where its adjusted p ≤ `level`.
+    """The level at which Holm's method tests each p-value: p is at most this level exactly if its adjusted p is at most
+    `level`.
 
-    The smallest p of m is tested at level/m, the next at level/(m − 1) and so on; all after the first failure share its level.
+    The smallest of m p-values is tested at level/m, the next at level/(m − 1) and so on. All p-values after the first that is
+    not significant are tested at the level of that one.
     """
     levels, share = [level] * len(p_values), level
     failed = False
@@ -31,9 +34,9 @@ def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
 
 
 def failures_p(ours: int, n_ours: int, theirs: int, n_theirs: int) -> float:
-    """Fisher's exact test, two-sided by doubling, that failures are as likely among ours as among theirs.
+    """p-value of Fisher's exact test, two-sided by doubling, of the hypothesis that both groups fail at the same rate.
 
-    Where runs are paired and failures depend on the seed, the test is conservative.
+    The test is conservative if runs are paired and failures depend on the seed.
     """
     total, everything = ours + theirs, n_ours + n_theirs
     ways = [math.comb(n_ours, k) * math.comb(n_theirs, total - k) for k in range(total + 1)]

@@ -1,6 +1,6 @@
-"""What a few seeds can say: differences of means, ratios of spreads, and how sure they are.
+"""Differences of means and ratios of standard deviations from few seeds, with intervals, p-values and detectable effects.
 
-An estimate knows its interval, its p and the effect it has 80% power to detect. Values are one number per seed.
+All functions take one value per seed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from ..errors import CoupledQKError
 
 LEVEL = 0.05
-"""How often a test may be wrong where there is nothing to find."""
+"""Significance level of tests: the probability of finding an effect where there is none."""
 POWER = 0.8
-"""How often a test should find what is there."""
+"""Power of tests: the probability of finding an effect that exists."""
 
 
 class UntestableError(CoupledQKError):
-    """Values of which no test can be made: too few, not finite, or all the same."""
+    """The values allow no test: there are too few, some are not finite, or all are equal."""
 
 
 def scipy_special() -> Any:
@@ -35,7 +35,7 @@ def scipy_special() -> Any:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean ± standard deviation (ddof 1); the deviation of a single seed is NaN."""
+    """Mean and sample standard deviation (ddof 1). The standard deviation of a single value is NaN."""
 
     n: int
     mean: float
@@ -49,24 +49,26 @@ def summary(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of means. Its distance from the truth, in standard errors, follows Student's t."""
+    """A difference of means. Its error, in standard errors, follows Student's t distribution."""
 
     value: float
     standard_error: float
     df: float
-    """Degrees of df."""
+    """Degrees of freedom."""
 
     def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float]:
         margin = self._quantile((1 - confidence) / 2) * self.standard_error
         return self.value - margin, self.value + margin
 
     def p(self) -> float:
-        """Two-sided, that there is no difference."""
+        """Two-sided p-value of the hypothesis that there is no difference."""
         return float(2 * scipy_special().stdtr(self.df, -abs(self.value) / self.standard_error))
 
     def p_equal(self, margin: float) -> float:
-        """Of two one-sided tests, that the difference is beyond ±margin. At most `level` when the interval of confidence
-        1 − 2 · level lies within the margin."""
+        """p-value of two one-sided tests of the hypothesis that the difference is beyond ±margin.
+
+        It is at most `level` exactly if the interval with confidence 1 − 2 · level lies within the margin.
+        """
         return float(scipy_special().stdtr(self.df, (abs(self.value) - margin) / self.standard_error))
 
     def detectable_effect(self, level: float = LEVEL, power: float = POWER) -> float:
@@ -74,7 +76,8 @@ class Estimate:
         return detectable_in_errors(self.df, level, power) * self.standard_error
 
     def detectable_margin(self, level: float = LEVEL, power: float = POWER) -> float:
-        """The smallest margin within which equality is found with this power, if it is true and the spread as observed."""
+        """The smallest equivalence margin that the test detects with this power, if there is no difference and the spread is as
+        observed."""
         return _margin_in_errors(self.df, level, power) * self.standard_error
 
     def _quantile(self, tail: float) -> float:
@@ -88,7 +91,7 @@ def student_quantile(probability: float, df: float) -> float:
 
 def detectable_in_errors(df: float, level: float = LEVEL, power: float = POWER) -> float:
     """The smallest difference that a two-sided t-test detects with this power, in standard errors."""
-    # The test's other tail does not matter: at this power it is hit about once in a million.
+    # The test's other tail is negligible: at this power it is reached with a probability of about one in a million.
     if math.isinf(df):
         return float(scipy_special().ndtri(1 - level / 2) + scipy_special().ndtri(power))
     return float(scipy_special().nctdtrinc(df, 1 - power, student_quantile(1 - level / 2, df)))
@@ -101,7 +104,7 @@ def _margin_in_errors(df: float, level: float, power: float) -> float:
     special = scipy_special()
     from scipy.optimize import root_scalar
 
-    # Given the sample's spread, the sample's mean is normal: average over a thousand equally likely spreads.
+    # Conditional on the sample's standard deviation, the mean is normal: average over a thousand equally likely values.
     chances = (np.arange(1000) + 0.5) / 1000
     bounds = student_quantile(1 - level, df) * np.sqrt(special.chdtri(df, chances) / df)
 
@@ -112,7 +115,8 @@ def _margin_in_errors(df: float, level: float, power: float) -> float:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Mean of ours − theirs, seed by seed: what the initial weights and the order of the data do to both cancels."""
+    """Mean of the differences ours − theirs, paired by seed. Effects of the initial weights and the data order that are common
+    to both cancel."""
     for values in (ours, theirs):
         _check(values, least=2)
     differences = _differences(ours, theirs)
@@ -122,7 +126,8 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
 
 
 def welch(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Mean of ours − mean of theirs, from seeds of their own; their spreads may differ (Satterthwaite's degrees of df)."""
+    """Mean of ours − mean of theirs from unpaired seeds with possibly unequal variances (Welch's t, Satterthwaite's degrees of
+    freedom)."""
     parts = []
     for values in (ours, theirs):
         _check(values, least=2)
@@ -135,9 +140,9 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class SpreadRatio:
-    """A ratio of standard deviations. Its square, over the true one's, follows Fisher's F.
+    """A ratio of standard deviations. Its square divided by the square of the true ratio follows Fisher's F distribution.
 
-    That holds for independent normal samples. Where seeds move both samples alike, the interval is wider than it need be.
+    This holds for independent normal samples. The interval is conservative if seeds affect both samples in the same way.
     """
 
     value: float
@@ -148,7 +153,7 @@ class SpreadRatio:
         return self.value / math.sqrt(self._quantile(1 - tail)), self.value / math.sqrt(self._quantile(tail))
 
     def p(self) -> float:
-        """Two-sided, that the spreads are equal."""
+        """Two-sided p-value of the hypothesis that the standard deviations are equal."""
         special = scipy_special()
         return float(2 * min(special.fdtr(*self.df, self.value**2), special.fdtrc(*self.df, self.value**2)))
 
@@ -168,16 +173,17 @@ def spread_ratio(ours: Sequence[float], theirs: Sequence[float]) -> SpreadRatio:
 
 
 def relative_differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Ours − theirs, seed by seed, in units of their mean.
+    """Differences ours − theirs, paired by seed, in units of the mean of theirs.
 
-    The mean is taken as known. Its own error would move a difference of 5% by 5% of that error, far less than the seeds do.
+    The uncertainty of that mean is neglected: it would change a difference of 5% by 5% of the mean's error, far less than the
+    variation between seeds.
     """
     unit = baseline_mean(theirs)
     return [difference / unit for difference in _differences(ours, theirs)]
 
 
 def baseline_mean(values: Sequence[float]) -> float:
-    """What effects are relative to."""
+    """The mean that effects are relative to. Raises if it is not positive."""
     mean = summary(values).mean
     if mean <= 0:
         raise UntestableError(f"effects are relative to the baseline's mean, which must be positive and is {mean:g}")
@@ -187,11 +193,12 @@ def baseline_mean(values: Sequence[float]) -> float:
 def bootstrap_interval(
     values: Sequence[float], confidence: float = 1 - LEVEL, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Of the mean, without the assumption that values are normal. For values that are many, such as documents."""
-    # Percentiles, moved outward until they are Student's for normal values: plain ones are too narrow by √((n − 1)/n), and
-    # normal where Student's t is due. BCa would estimate a skewness and a bias from the n values: noise, when they are few.
-    # No resampled mean leaves the sample's range, and the range of n values holds the truth with a chance of 1 − 2^(1 − n)
-    # only, 75% for 3 seeds. So verdicts rest on Student's intervals.
+    """Bootstrap interval of the mean, which does not assume normal values. It requires many values, such as one per
+    document."""
+    # Percentiles, expanded to agree with Student's t for normal values: plain percentiles are too narrow by √((n − 1)/n) and
+    # use normal instead of t quantiles. BCa would estimate skewness and bias from the n values, which is noise if n is small.
+    # Resampled means never leave the sample's range, which contains the true mean with probability 1 − 2^(1 − n) only, 75% for
+    # 3 seeds. Verdicts therefore use Student's intervals.
     import numpy as np
 
     _check(values, least=2)
@@ -218,10 +225,11 @@ def _check(values: Sequence[float], least: int) -> None:
         needed = "a test needs two" if least == 2 else "a mean needs one"
         raise UntestableError(f"{len(values)} seed{'s' * (len(values) != 1)}: {needed}")
     if not all(map(math.isfinite, values)):
-        raise UntestableError("a value is not finite: leave diverged runs out, and say so")
+        raise UntestableError("a value is not finite: leave diverged runs out, and report them")
 
 
 def _check_spread(spread: float, *values: float) -> None:
-    """Seeds that make no difference beyond rounding were not used, or hit a ceiling: certainty would be false."""
+    """Raises if values differ by no more than rounding: the seed was not used, or the metric has reached its limit, and an
+    interval of zero width would be wrong."""
     if spread <= 1e-12 * max(map(abs, values)):
-        raise UntestableError("all seeds give the same: without any spread there is nothing to test with")
+        raise UntestableError("all seeds give the same value: without variation between seeds no test is possible")

@@ -1,8 +1,9 @@
-"""Moderated variances: what other comparisons say about the noise, for comparisons with few seeds.
+"""Moderated variances: comparisons with few seeds borrow information about the noise from other comparisons.
 
-With three seeds a variance is known to within a factor of several. The variances of comparable contrasts are taken to be draws
-from a scaled inverse chi-squared distribution, the prior, and each is replaced by its posterior mean (G. K. Smyth 2004, "Linear
-models and empirical Bayes methods"). If the prior is right, the moderated t has exactly the prior's degrees of freedom more.
+A variance estimated from three seeds has a large error. The variances of comparable contrasts are modelled as draws from a
+scaled inverse chi-squared distribution, the prior, and each is replaced by its posterior mean (G. K. Smyth 2004, "Linear models
+and empirical Bayes methods"). If the prior is correct, moderation adds exactly the prior's degrees of freedom to the t
+statistic.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from ..schema import from_dict
 from .estimates import Estimate, scipy_special
 
 SHARED = 0.25
-"""Correlation of the variances of two contrasts that share a baseline: the square of that of their differences, which is 1/2 if
-all runs are equally noisy."""
+"""Correlation of the variances of two contrasts that share a baseline. It is the square of the correlation of their
+differences, which is 1/2 if all runs have the same variance."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Variances of paired differences are about sd² · df / χ²(df). An infinite df says that they are all sd²."""
+    """A distribution of variances of paired differences: sd² · df / χ²(df). With an infinite df all variances are sd²."""
 
     sd: float
     df: float
     most_df: float = math.inf
-    """Limit of the degrees of freedom after moderation: a prior estimated from a few contrasts is itself uncertain."""
+    """Maximum degrees of freedom after moderation, since a prior estimated from few contrasts is itself uncertain."""
     source: str = ""
-    """What it was estimated from."""
+    """Description of the data the prior was estimated from."""
 
     def moderate(self, estimate: Estimate) -> Estimate:
-        """A paired estimate with the posterior mean of its variance."""
+        """The estimate with its variance replaced by the posterior mean."""
         n, own = estimate.df + 1, estimate.df
         variance = estimate.standard_error**2 * n
         share = own / (own + self.df)
@@ -44,10 +45,10 @@ class Prior:
 
 
 def estimate_prior(variances: Sequence[float], dfs: Sequence[float], shared: float = SHARED) -> Prior | None:
-    """The prior of the variances of several contrasts, by the moments of their logarithms; None if there are fewer than two.
+    """The prior of the variances of several contrasts, from the moments of their logarithms; None for fewer than two contrasts.
 
-    `shared` is the correlation of the variances: contrasts that share a baseline vary together, so they scatter less than
-    independent ones would, and count for fewer.
+    `shared` is the correlation of the variances. Variances of contrasts that share a baseline are correlated, so they scatter
+    less than independent ones and contain less information.
     """
     if len(variances) < 2:
         return None
@@ -64,7 +65,8 @@ def estimate_prior(variances: Sequence[float], dfs: Sequence[float], shared: flo
 
 
 def _inverse_trigamma(x: float) -> float:
-    """Newton's method on 1/trigamma, which is nearly linear and convex: it converges from below without a bracket."""
+    """The inverse of trigamma, by Newton's method on 1/trigamma. That function is convex and nearly linear, so the iteration
+    converges from below without a bracket."""
     special = scipy_special()
     y = 0.5 + 1 / x
     for _ in range(50):
@@ -82,5 +84,5 @@ def compare_prior() -> Prior:
     try:
         data = json.loads((files("coupledqk.statistics") / "compare_prior.json").read_text("utf-8"))
     except FileNotFoundError:
-        raise CoupledQKError("the package lacks compare_prior.json: reinstall coupledqk") from None
+        raise CoupledQKError("compare_prior.json is missing from the package: reinstall coupledqk") from None
     return from_dict(Prior, data)

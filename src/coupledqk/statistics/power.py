@@ -1,4 +1,4 @@
-"""Power: which effect a number of pairs detects, and how many pairs an effect needs."""
+"""Power analysis: the effect that a number of pairs detects, and the number of pairs that an effect requires."""
 
 import math
 from functools import cache
@@ -11,8 +11,8 @@ from .estimates import LEVEL, POWER, detectable_in_errors, scipy_special, studen
 def detectable_effect(n: int, sd: float, level: float = LEVEL, power: float = POWER, prior_df: float = 0) -> float:
     """The smallest mean difference that a two-sided paired t-test with `n` pairs detects with this power.
 
-    `sd` is the standard deviation of the differences. With `prior_df` it is that of a prior (`moderation.Prior`): the test is
-    moderated by it, and the power is the mean over the standard deviations that the prior allows.
+    `sd` is the standard deviation of the differences. With `prior_df` it is the standard deviation of a prior
+    (`moderation.Prior`) that moderates the test, and the power is averaged over the prior.
     """
     require(n >= 2, "n", n, "at least 2 pairs")
     require(sd > 0, "sd", sd, "above 0")
@@ -23,8 +23,8 @@ def detectable_effect(n: int, sd: float, level: float = LEVEL, power: float = PO
 
 @cache
 def _detectable_with_prior(n: int, level: float, power: float, prior_df: float) -> float:
-    """In units of the prior's sd. Given the variances of the prior and of the sample, the sample's mean is normal: the power is
-    the average over equally likely values of both."""
+    """The detectable effect in units of the prior's sd. Conditional on the true variance and the sample variance, the mean is
+    normal, so the power is averaged over equally likely values of both."""
     import numpy as np
 
     special = scipy_special()
@@ -44,6 +44,6 @@ def _detectable_with_prior(n: int, level: float, power: float, prior_df: float) 
 def pairs_needed(effect: float, sd: float, level: float = LEVEL, power: float = POWER, prior_df: float = 0) -> int:
     """The smallest number of pairs with which the test detects an effect of this size with this power."""
     require(effect > 0, "effect", effect, "above 0")
-    # A known standard deviation needs the fewest.
+    # A known standard deviation requires the fewest pairs.
     first = max(2, math.floor((detectable_in_errors(math.inf, level, power) * sd / effect) ** 2 / 2))
     return next(n for n in count(first) if detectable_effect(n, sd, level, power, prior_df) <= effect)

@@ -1,9 +1,9 @@
-"""A test that may be made after every new pair of seeds, up to a number fixed beforehand.
+"""A group-sequential test, which is repeated after every new pair of seeds up to a maximum number fixed in advance.
 
-Testing at 5% after every pair would find an effect where there is none far more often than in 5% of comparisons. Here the test
-after n of at most N pairs is made at the level c · (n/N)², and c is chosen so that all tests together have the wanted error
-rate. Early stops need strong evidence, and the last test gives away little against a test with N pairs alone. The intervals at
-these levels contain the effect at all looks together with the wanted confidence, so one may stop at any of them.
+Testing at 5% after every pair would have an error rate far above 5%. Here the test after n of at most N pairs has the level
+c · (n/N)², and c is chosen such that all tests together have the desired error rate. Stopping early requires strong evidence,
+and the last test has little less power than a single test with N pairs. The intervals at these levels contain the effect
+simultaneously at all looks with the desired confidence, so one may stop at any of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DRAWS = 100_000
 
 @dataclass(frozen=True)
 class SequentialTest:
-    """Two-sided paired t-tests after `first`, `first` + 1, ... and `last` pairs with one error rate in all."""
+    """Two-sided paired t-tests after `first`, `first` + 1, ..., `last` pairs with one overall error rate."""
 
     last: int
     """The largest number of pairs."""
@@ -41,15 +41,17 @@ class SequentialTest:
         return _scale(self.first, self.last, self.level, self.prior_df) * (n / self.last) ** 2
 
     def detectable_effect(self, sd: float, power: float = POWER) -> float:
-        """What the last test detects with this power. Earlier tests add to the power, so it is at least as high."""
+        """The effect that the last test detects with this power. Earlier tests add power, so the overall power is at least as
+        high."""
         return detectable_effect(self.last, sd, self.nominal_level(self.last), power, self.prior_df)
 
 
 @cache
 def _scale(first: int, last: int, level: float, prior_df: float) -> float:
-    """c: the quantile of the smallest p/(n/N)² over the looks, without an effect. It does not depend on the spread.
+    """The factor c: the quantile of the smallest p/(n/N)² over all looks if there is no effect.
 
-    By simulation with a fixed seed: the error rate is right to about 0.1 percentage points.
+    It does not depend on the spread. It is simulated with a fixed seed, which makes the error rate accurate to about 0.1
+    percentage points.
     """
     import numpy as np
 
@@ -57,11 +59,11 @@ def _scale(first: int, last: int, level: float, prior_df: float) -> float:
 
 
 def smallest_weighted_p(first: int, last: int, prior_df: float, draws: int, seed: int) -> Any:
-    """Of each of many simulated sequences of pairs without an effect, the smallest p/(n/N)² over the looks."""
+    """The smallest p/(n/N)² over all looks, for each of `draws` simulated sequences of pairs without an effect."""
     import numpy as np
 
     special, random = scipy_special(), np.random.default_rng(seed)
-    # With a prior, the true variance is drawn from it: 1 in the units of the prior if it is certain.
+    # With a prior, the true variance is drawn from it; it is 1 in units of the prior if the prior's df is infinite.
     variance = prior_df / random.chisquare(prior_df, draws) if 0 < prior_df < np.inf else np.ones(draws)
     total, squares, least = np.zeros(draws), np.zeros(draws), np.full(draws, np.inf)
     for n in range(1, last + 1):

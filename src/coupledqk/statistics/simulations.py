@@ -1,6 +1,6 @@
-"""Simulated experiments that show what the procedures promise: coverage, error rates and power.
+"""Simulated experiments that check coverage, error rates and power of the statistical procedures.
 
-The tests run them briefly, `benchmarks/verdicts.py` at length.
+The tests run short simulations, `benchmarks/verdicts.py` long ones.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .sequential import SequentialTest
 
 @dataclass(frozen=True)
 class Table:
-    """A table of attention variants that are all compared with one baseline, seed by seed."""
+    """A table of attention variants that are all compared with one baseline, paired by seed."""
 
     n_seeds: int
     n_arms: int
     variance_df: float = math.inf
     """Degrees of freedom of the scaled inverse chi-squared distribution of the arms' variances; infinite if they are equal."""
     baseline_noise: float = 1.0
-    """Standard deviation of the baseline's runs, where that of the arms is about 1."""
+    """Standard deviation of the baseline's runs, in units in which that of the arms is about 1."""
 
     def draw(self, random: Any) -> Any:
-        """Differences without an effect, (seeds, arms)."""
+        """Draws paired differences without an effect, of shape (seeds, arms)."""
         scale = 1.0
         if math.isfinite(self.variance_df):
             scale = (self.variance_df / random.chisquare(self.variance_df, self.n_arms)) ** 0.5
@@ -36,16 +36,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often 95% intervals contain the truth, and their mean length, with and without moderation."""
+    """Coverage and mean length of 95% intervals, with and without moderation."""
 
     plain: float
     moderated: float
     length: float
-    """Of moderated intervals relative to plain ones, root mean square."""
+    """Root-mean-square length of moderated intervals relative to plain ones."""
 
 
 def table_coverage(table: Table, trials: int, seed: int = 0) -> Coverage:
-    """Over all arms of `trials` tables whose variances are moderated by a prior estimated from the table itself."""
+    """Coverage over all arms of `trials` tables, with variances moderated by a prior estimated from the table itself."""
     import numpy as np
 
     random, found = np.random.default_rng(seed), []
@@ -58,7 +58,7 @@ def table_coverage(table: Table, trials: int, seed: int = 0) -> Coverage:
 
 
 def prior_coverage(n_seeds: int, prior: Prior, trials: int, seed: int = 0) -> Coverage:
-    """Of single comparisons whose variances come from the prior that moderates them."""
+    """Coverage of single comparisons whose variances are drawn from the prior that moderates them."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def prior_coverage(n_seeds: int, prior: Prior, trials: int, seed: int = 0) -> Co
 
 
 def _margins(differences: Any, prior: Prior) -> tuple[float, float, float]:
-    """The distance of the mean from the truth, and the margins of the plain and of the moderated 95% interval."""
+    """The error of the mean, and the half-widths of the plain and the moderated 95% interval."""
     n, mean = len(differences), float(differences.mean())
     plain = Estimate(mean, float(differences.std(ddof=1)) / math.sqrt(n), n - 1)
     ours, moderated = (estimate.interval()[1] - mean for estimate in (plain, prior.moderate(plain)))
@@ -85,19 +85,19 @@ def _coverage(found: list[tuple[float, float, float]]) -> Coverage:
 
 @dataclass(frozen=True)
 class Stops:
-    """What a sequential test found, over simulated comparisons."""
+    """Results of a sequential test over simulated comparisons."""
 
     significant: float
-    """Share of comparisons in which some test was significant."""
+    """Share of comparisons in which a test was significant."""
     wrong_sign: float
     covered: float
-    """Share in which the intervals of all looks contained the truth."""
+    """Share of comparisons in which the intervals of all looks contain the true effect."""
     mean_pairs: float
-    """Number of pairs at the stop."""
+    """Mean number of pairs when the test stops."""
 
 
 def sequential_stops(test: SequentialTest, effect: float, trials: int, seed: int = 1) -> Stops:
-    """A sequential test of an effect in units of the standard deviation of the differences."""
+    """Simulates a sequential test of an effect given in units of the standard deviation of the differences."""
     import numpy as np
 
     random = np.random.default_rng(seed)
