@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--variant", default="hamiltonian")
     parser.add_argument("--batch", type=int, default=2, help="sequences on each process")
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=3, help="steps in a round")
+    parser.add_argument("--steps", type=int, default=2, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--save", type=Path, help="folder to write DATE-distributed-WHAT.md to")
     options = parser.parse_args()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coupledqk.cli import main
 from coupledqk.config import AdaptConfig, RunConfig
+from coupledqk.files import FileError
 from coupledqk.recipes import glue_recipe, recipe
 from coupledqk.runs import Run
 from coupledqk.runs.training import TASKS
@@ -25,7 +26,7 @@ from coupledqk.terminal import announced
 from coupledqk.training.checkpoints import read_weights
 from coupledqk.training.mesh import IGNORED, Mesh
 from coupledqk.training.optimizer import build_optimizer
-from coupledqk.training.state_files import read_state, restore
+from coupledqk.training.state_files import read_state, restore, save_sharded
 from small_runs import TINY_TASK, newest, run_to, tiny
 
 TIMEOUT = 540
@@ -151,6 +152,10 @@ def test_two_processes_train_as_one_does(job: Finished, case: str, strategy: str
     assert_same_training(one, several, 1e-5 if one.config.train.precision == "fp32" else 1e-3)
     assert several.result["context_gain"] == pytest.approx(one.result["context_gain"], abs=1e-3)
     assert (newest(several) / "state.pt").is_file() == (strategy == "ddp")
+    if strategy == "fsdp":  # no format that could hold a program
+        files = [path for path in newest(several).rglob("*") if path.is_file()]
+        assert {path.suffix for path in files} == {".safetensors", ".json"}
+        assert sum(path.parent.name == "optimizer" for path in files) == 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -220,6 +225,14 @@ def test_sharding_without_torchrun_is_refused(text: Path, tmp_path: Path, capsys
     assert said.count("\n") == 1
     assert "torchrun --nproc-per-node N -m coupledqk train" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_shards_that_cannot_be_written_end_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").write_text("a file where the folder of the shards should be")
+    state = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}}
+    with pytest.raises(FileError, match=r"cannot write .*optimizer .*: make room") as error:
+        save_sharded(state, tmp_path, is_first=True, group=None)
+    assert "\n" not in str(error.value)
 
 
 class Member(Mesh):

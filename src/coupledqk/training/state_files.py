@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 from ..files import FileError, read_json
 from .sharded import is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 SHARDS = "optimizer"
 
@@ -47,8 +47,9 @@ def os_error(error: Exception) -> OSError:
     return OSError(int(code[1]), text) if code else OSError(text)
 
 
-def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "ProcessGroup") -> None:
+def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "ProcessGroup | None") -> None:
     """Called by all processes."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -58,7 +59,13 @@ def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "Pr
         tensors |= {f"{index}.{name}": value for name, value in values.items() if value.ndim}
         numbers[index] = {name: float(value) for name, value in values.items() if not value.ndim}
     writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
-    save(tensors, storage_writer=writer, process_group=group)
+    try:
+        save(tensors, storage_writer=writer, process_group=group)
+    except CheckpointException as error:  # on all processes, with what happened on each
+        why = next(iter(error.failures.values()))[0]
+        raise FileError(
+            f"cannot write {folder / SHARDS} ({why}): make room for it and start again; checkpoints written before are unharmed"
+        ) from None
     if is_first:
         rest = {**state, "optimizer": {"state": numbers, "param_groups": optimizer["param_groups"]}}
         (folder / "state.json").write_text(json.dumps(rest, indent=2))
