@@ -204,6 +204,9 @@ def test_the_model_card_says_how_good_it_is_and_by_which_definition(exported) ->
         'method = "leapfrog"',
         f"{run.info['parameters']:,} parameters",
         "windows of 16 tokens",
+        f"| tokens seen | {run.result['tokens']:,} |",
+        f"| machine | {run.info['starts'][-1]['machine']} |",
+        "## Intended use and limitations",
     ):
         assert fact in card, fact
     assert str(folder.parent) not in card

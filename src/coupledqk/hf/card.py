@@ -17,8 +17,8 @@ tags:
 
 # $name
 
-A language model of $parameters parameters with `$variant` attention, trained by
-coupledqk, which holds its code:
+A causal language model with $parameters parameters and `$variant` attention, trained from text with coupledqk.
+FOLDER below is the local folder or the id of this repository.
 
 ```python
 import coupledqk.hf  # pip install 'coupledqk[hf]'
@@ -28,37 +28,54 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
-Without coupledqk, `AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)` runs the code in
-`modeling_coupledqk.py`.
+Where coupledqk is not installed, `AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)` runs
+the modelling code in this folder, `modeling_coupledqk.py`, which gives the same logits.
 
-`coupledqk import FOLDER` makes it a run folder again, `coupledqk harness FOLDER --tasks ...` evaluates it.
+`coupledqk import FOLDER` turns it into a run folder again, and `coupledqk harness FOLDER --tasks ...` evaluates it.
 
 ## Evaluation
 
 | | |
 | --- | --- |
 | perplexity (validation) | $perplexity |
-| bits per byte | $bits_per_byte |
-| step | $step |
-| corpus | $corpus |
-| corpus hash | `$corpus_hash` |
+| bits per byte (validation) | $bits_per_byte |
+| at step | $step |
 
 Perplexity: $definition.
 
-It was trained on windows of $seq_len tokens and has seen no later position. Documents are parted by end-of-text; the tokenizer
-adds none by itself.
+## Training
+
+| | |
+| --- | --- |
+| corpus | $corpus |
+| corpus hash | `$corpus_hash` |
+| tokens seen | $tokens |
+| steps | $steps |
+| seed | $seed |
+| precision | $precision |
+| machine | $machine |
+| versions | coupledqk $version (commit $commit), torch $torch |
+
+The weights are those of the best validation. The model was trained on windows of $seq_len tokens: it has seen
+no later position, and quality beyond that length is unknown. Documents are separated by an end-of-text token,
+which the tokenizer does not add by itself.
+
+## Intended use and limitations
+
+The model is meant for research on attention. It continues text like its corpus. It has not been trained to
+follow instructions or filtered for safety, and what it writes can be wrong, biased or offensive. The licence of
+the weights is for their publisher to state; the corpus has a licence of its own.
 
 ## Configuration
 
 ```toml
 $config```
-
-coupledqk $version, commit $commit.
 """)
 
 
 def model_card(run: RunFolder, parameters: int) -> str:
-    best, info = run.result["best"], run.info
+    best, info, train = run.result["best"], run.info, run.config.train
+    start = info["starts"][-1]
     return CARD.substitute(
         name=info["name"],
         variant=variant_name(run.config),
@@ -69,8 +86,14 @@ def model_card(run: RunFolder, parameters: int) -> str:
         corpus=Path(text_of(run.config).corpus).name,
         corpus_hash=info["corpus"]["hash"],
         definition=run.result["definition"],
-        seq_len=run.config.train.seq_len,
+        tokens=f"{run.result['tokens']:,}",
+        steps=f"{run.result['steps']:,}",
+        seed=run.config.seed,
+        precision=train.precision,
+        machine=start["machine"],
+        seq_len=train.seq_len,
         config=to_toml(published(run.config)),
-        version=info["starts"][-1]["versions"]["coupledqk"],
-        commit=info["starts"][-1]["commit"] or "unknown",
+        version=start["versions"]["coupledqk"],
+        torch=start["versions"]["torch"],
+        commit=start["commit"] or "unknown",
     )
