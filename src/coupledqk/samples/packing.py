@@ -32,7 +32,7 @@ $positions, a vocabulary of $vocabulary tokens. It is a run folder of coupledqk,
 
 In Python: `coupledqk.sample("$variant")`.
 
-It exists to show attention that has learned something. It writes text that looks like Python and is good for nothing else.
+It exists to show attention that has learned something. It writes text that looks like Python and has no other use.
 
 ## Quality
 
