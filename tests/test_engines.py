@@ -98,7 +98,7 @@ def cluster() -> Iterator[Any]:
     """A head node, which trains nothing, and two nodes with one core each."""
     from ray.cluster_utils import Cluster
 
-    os.environ.update(engine_ray.SETTINGS)
+    os.environ.update(engine_ray.SETTINGS, RAY_memory_monitor_refresh_ms="0")  # other tests may fill the memory
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
         nodes.add_node(num_cpus=1)

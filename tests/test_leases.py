@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from coupledqk import lease
+from coupledqk.cli import main
+from coupledqk.lab.cells import make_plan
+from coupledqk.lab.experiment import load
 from coupledqk.lease import Lease, LostLeaseError, acquire, is_held
 from coupledqk.run_folder import RunFolder
 
@@ -168,3 +171,23 @@ def test_the_lock_file_of_an_earlier_version_is_replaced(tmp_path: Path) -> None
     assert run.status == "interrupted"
     with run.lock():
         assert run.status == "running"
+
+
+def test_the_status_of_a_run_on_another_machine_is_read_from_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(load("smoke"), "mini", tmp_path)
+    run = plan.run(plan.cells[0])
+    run.create(plan.cells[0].config)
+    found = held(run.path / "lock")
+    rewrite(found, machine="another")
+
+    def shown() -> dict[str, str]:
+        main(["reproduce", "smoke", "--status", "--out", str(tmp_path)])
+        head, _, row = [line for line in capsys.readouterr().out.splitlines() if line][1:4]
+        return {name: row[head.index(name) :][: len(name)].strip() for name in ("running", "interrupted")}
+
+    assert shown() == {"running": "1", "interrupted": ""}
+    long_ago = time.time() - 3 * lease.EXPIRY_SECONDS
+    os.utime(found.path, (long_ago, long_ago))
+    assert shown() == {"running": "", "interrupted": "1"}

@@ -182,6 +182,7 @@ def test_an_owner_that_lost_its_run_writes_nothing_more_and_the_new_one_ends_wit
 ) -> None:
     """It is suspended before it saves step 8; meanwhile another machine takes the run over and trains it to the end."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 3600.0)
     config, path = tiny(text), tmp_path / "run"
     whole = run_to(config, tmp_path / "whole")
     bits: list[dict[str, bytes | str]] = []
