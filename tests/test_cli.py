@@ -131,7 +131,7 @@ def test_sweep_names_the_best_rate_and_draws_it(shelf: Path, capsys: pytest.Capt
     again = capsys.readouterr()
     rows = json.loads(again.out)["rows"]
     assert [row["n"] for row in rows] == [1, 1, 0]
-    assert "2 of 3 runs were finished before" in again.err
+    assert "2 of 3 runs are already finished" in again.err
 
 
 def test_data_info_counts_bytes_documents_and_tokens(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:

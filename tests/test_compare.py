@@ -252,7 +252,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
 
     trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("result.json")}
     main([*command, "--seeds", "0-1"])
-    assert "4 of 4 runs were finished before" in (again := capsys.readouterr()).err
+    assert "4 of 4 runs are already finished" in (again := capsys.readouterr()).err
     assert again.out == said.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("result.json")} == trained
     assert len(trained) == 4
@@ -286,6 +286,6 @@ def test_a_text_with_too_little_to_train_on_is_refused(
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
     with pytest.raises(
         CoupledQKError,
-        match=r"modules.txt is too small .*, expected 128,000 at least, which is .* times",
+        match=r"modules.txt is too small .*, expected at least 128,000, which is .* times",
     ):
         open_text(str(texts))

@@ -176,10 +176,10 @@ def test_a_base_configuration_is_what_the_cells_share():
     [
         (SMALL.replace("recipe", "recipie"), r"small.toml: \[mini\] unknown key 'recipie': did you mean 'recipe'"),
         (SMALL.replace('"perplexity"', '"perplexty"'), "did you mean 'perplexity'"),
-        (SMALL.replace("[0, 1]", "[0, 0]"), r"\[mini\] seeds=\[0, 0\]: expected a list of different numbers"),
+        (SMALL.replace("[0, 1]", "[0, 0]"), r"\[mini\] seeds=\[0, 0\]: expected a list of distinct numbers"),
         (SMALL.replace('"euler"', '"eulr"'), "small.toml, mini, eulr: unknown variant 'eulr': did you mean 'euler'"),
-        (SMALL + 'label = "{variant} {n}"', "label .* names 'n', which is no axis"),
-        (SMALL + 'label = "row"', "'row' names two different runs of seed 0"),
+        (SMALL + 'label = "{variant} {n}"', "label .* contains 'n', which is not an axis"),
+        (SMALL + 'label = "row"', "'row' is the label of two different runs of seed 0"),
         (SMALL + "settings = { seq_len = 4096 }", "small.toml, mini, standard: seq_len=4096 is longer than"),
         (SMALL + "settings = { n_steps = 5 }", "n_steps=5 has no effect with method 'none'"),
         (SMALL + CLAIM.replace('"euler"', '"eulr"'), "there is no row 'eulr': choose from euler, standard"),

@@ -124,7 +124,7 @@ def test_a_rung_that_does_not_fit_is_said_and_the_rest_runs(mine, monkeypatch, c
     )
     monkeypatch.setattr(ladder, "memory_here", lambda config: large - 1)
     main(["reproduce", str(mine), "--dry-run"])
-    assert "standard, L is left out: a run needs at least 0.0 GiB of memory" in capsys.readouterr().out
+    assert "standard, L is skipped: a run needs at least 0.0 GiB of memory" in capsys.readouterr().out
     main(["reproduce", str(mine)])
     said = capsys.readouterr()
     assert "hamiltonian, L is left out" in said.err

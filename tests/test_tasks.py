@@ -140,7 +140,7 @@ def test_the_command_compares_attentions_over_seeds_and_learning_rates(tmp_path:
     assert steps == {3}
     main([*command, "--out", str(tmp_path)])  # finished runs are not trained again
     said = capsys.readouterr()
-    assert "8 of 8 runs were finished before" in said.err
+    assert "8 of 8 runs are already finished" in said.err
     assert said.out.count(" ± ") == 4
     assert (tmp_path / "recall-mini.html").is_file()
     write_page(sorted(path.parent for path in tmp_path.rglob("config.toml")), tmp_path / "page.html", "Recall")

@@ -27,7 +27,7 @@ def answer(
 
 
 def _finding(verdict: Verdict, text: str) -> Iterator[str]:
-    """Whether, how much, how sure; and what the comparison had the power to detect."""
+    """The finding, the effect with its uncertainty, and the effect the comparison had the power to detect."""
     claim, evidence = verdict.claim, verdict.evidence
     yield {
         "supported": f"Coupling helps on {text}:",
@@ -64,7 +64,7 @@ def _costs(standard: Row, coupled: Row, slowdowns: Sequence[float]) -> Iterator[
 
 
 def _others(outcome: Outcome) -> Iterator[str]:
-    """With what else was asked, corrected for its number."""
+    """The findings on the other variants, corrected for multiple comparisons."""
     named: dict[str, list[str]] = {}
     for verdict in outcome.verdicts:
         if not verdict.claim.primary:
@@ -77,7 +77,7 @@ def _others(outcome: Outcome) -> Iterator[str]:
     }
     lists = [f"{', '.join(named[finding])}: {said}" for finding, said in words.items() if finding in named]
     if lists:
-        yield f"The others, corrected for their number: {'; '.join(lists)}."
+        yield f"The other variants, corrected for multiple comparisons: {'; '.join(lists)}."
 
 
 def _coherence(text: str, measured: Mapping[str, Any] | None, why_not: str) -> str:
@@ -87,5 +87,5 @@ def _coherence(text: str, measured: Mapping[str, Any] | None, why_not: str) -> s
     return (
         f"Coherence of {text}: {measured['gain']:.3f} bits per byte (95% interval {low:.3f} to {high:.3f}, over "
         f"{measured['n_documents']} documents), which is what an excerpt gains from {measured['context_bytes'] / 1e6:g} MB of "
-        "the other documents. Text of one kind has more of it than text of many kinds; it is meant for comparing corpora."
+        "the other documents. Text of one kind is more coherent than text of many kinds; the value serves to compare corpora."
     )

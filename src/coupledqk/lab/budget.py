@@ -1,4 +1,4 @@
-"""What a time budget allows `compare` to do: how long runs train, on how much text, and for how many pairs of seeds."""
+"""Fits `compare` into a time budget: the length of the runs, the amount of text, and the number of pairs of seeds."""
 
 import itertools
 import math
@@ -22,21 +22,21 @@ from .speed import training_speeds
 
 RECIPE = "mini-modern"
 LENGTHS = (500, 1_000, 2_000, 4_000)
-"""Training steps to choose from; the last is the recipe's own."""
+"""Numbers of training steps to choose from; the last one is the recipe's."""
 FEWEST_PAIRS, ENOUGH_PAIRS = 4, 8
-"""The first test is made after so many pairs, and runs are made longer only if so many pairs still fit."""
+"""Number of pairs before the first test, and number of pairs that must fit into the budget before runs are made longer."""
 LARGEST_EFFECT = 0.05
-"""A budget that cannot detect an effect of this size is refused."""
+"""A budget without the power to detect a relative effect of this size is refused."""
 MOST_PASSES = 4
-"""Over the training text."""
+"""Maximum number of passes over the training text."""
 FEWEST_VALID = 4_096
 EVALUATIONS = 4
 ADVICE = "move it away; the speed is then measured again"
-"""If the file of the choice is damaged."""
+"""Advice if the file with the choice is damaged."""
 ROUNDS, ROUND_STEPS = 7, 4
-"""Interleaved rounds in which the speed of each attention is measured, and the training steps in each."""
+"""Number of interleaved rounds in which the speed of each variant is measured, and training steps per round."""
 OVERHEAD, MARGIN = 20.0, 1.1
-"""Seconds for starting and for n-gram baselines; and how much slower runs are that share the machine with others."""
+"""Seconds per run for starting and for n-gram baselines, and the slowdown of runs that share the machine."""
 
 _TRAIN = RECIPES[RECIPE].train
 _STEP_TOKENS = _TRAIN.batch_size * _TRAIN.seq_len
@@ -55,23 +55,23 @@ class Text:
 
 @dataclass(frozen=True)
 class Choice:
-    """What fits into a budget."""
+    """The runs that fit into a budget."""
 
     steps: int
-    """Of each run."""
+    """Number of training steps of each run."""
     tokens: int
-    """In the sample of the training text."""
+    """Number of tokens in the sample of the training text."""
     valid_tokens: int
     pairs: int
-    """Seeds; each is a run of every attention."""
+    """Number of seeds; every variant is trained once per seed."""
     minutes: float
     """Expected duration of all runs."""
     speeds: dict[str, tuple[float, ...]]
-    """Training tokens per second of each attention, one value per interleaved round."""
+    """Training speed of each variant in tokens per second, one value per interleaved round."""
 
     @property
     def passes(self) -> str:
-        """Over the sample, in words."""
+        """The number of passes over the sample, in words."""
         number = self.steps * _STEP_TOKENS / self.tokens
         return "one pass" if number == 1 else f"{number:.2g} passes"
 
@@ -86,7 +86,10 @@ class Choice:
 
 
 def detectable_effect(pairs: int, sd: float | None = None) -> float:
-    """With 80% power by the sequential test, for a standard deviation of the pairs' differences or the one to expect."""
+    """The effect that the sequential test detects with 80% power, given the standard deviation `sd` of the pairs' differences.
+
+    By default `sd` is that of earlier comparisons.
+    """
     if pairs < 2:
         return math.inf
     prior = compare_prior()
@@ -94,7 +97,7 @@ def detectable_effect(pairs: int, sd: float | None = None) -> float:
 
 
 def open_text(corpus: str, progress: Progress | None = None) -> Text:
-    """Tokenizes the corpus, unless that was done before, and refuses one that is too small."""
+    """Tokenizes the corpus if it is not in the cache. Raises if it is too small."""
     if Path(corpus).expanduser().exists():
         corpus = str(Path(corpus).expanduser().resolve())
     config = recipe(RECIPE, corpus=corpus, max_tokens=None, max_valid_tokens=None)
@@ -111,19 +114,20 @@ def open_text(corpus: str, progress: Progress | None = None) -> Text:
         if there.tokens < needed:
             raise CoupledQKError(
                 f"{corpus} is too small to compare on: it has {there.tokens:,} {split} tokens ({there.bytes:,} bytes), "
-                f"expected {needed:,} at least, which is {needed / there.tokens:.1f} times as much text"
+                f"expected at least {needed:,}, which is {needed / there.tokens:.1f} times as much text"
             )
     return Text(corpus, task_name(config), info.hash, train.tokens, valid.tokens)
 
 
 def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: Path, n_seeds: int = 0) -> Choice:
-    """What fits the budget, by the measured speed of each variant; the same as before if the same was asked before."""
+    """Chooses runs that fit the budget from the measured speed of each variant. The choice is stored in the folder, and the
+    same arguments give the same choice again."""
     require(0 < minutes < math.inf, "minutes", minutes, "a time above 0")
     asked = {"text": text.hash, "variants": list(variants), "minutes": minutes, "jobs": jobs, "seeds": n_seeds}
     memory = out / "choice.json"
     known = read_sealed_json(memory, ADVICE) if memory.is_file() else {"asked": {}}
     if not isinstance(known.get("asked"), dict):
-        raise FileError(f"{memory} is damaged (it does not say what was asked): {ADVICE}")
+        raise FileError(f"{memory} is damaged (the arguments of the choice are missing): {ADVICE}")
     if known["asked"].get("text", text.hash) != text.hash:
         raise CoupledQKError(
             f"{out} holds a comparison on another text, or {text.name} has changed: choose another --out"
@@ -145,9 +149,9 @@ def measure_speeds(variants: Sequence[str]) -> dict[str, tuple[float, ...]]:
 
 
 def fit(text: Text, speeds: Mapping[str, Sequence[float]], minutes: float, jobs: int, n_seeds: int = 0) -> Choice:
-    """The longest runs of which enough pairs fit; or else the most pairs of the shortest runs.
+    """Chooses the longest runs of which enough pairs fit into the budget, or as many pairs of the shortest runs as fit.
 
-    If the number of seeds is given, the longest runs of which as many fit.
+    If the number of seeds is given, it chooses the longest runs of which this many pairs fit.
     """
     possible = [_choice(text, speeds, steps, minutes, jobs, n_seeds) for steps in LENGTHS if _has_text(text, steps)]
     chosen = next((choice for choice in reversed(possible) if choice.pairs >= (n_seeds or ENOUGH_PAIRS)), possible[0])
@@ -174,7 +178,8 @@ def _choice(
 
 
 def _pair_seconds(text: Text, speeds: Mapping[str, Sequence[float]], steps: int, jobs: int) -> float:
-    """Of one seed with all attentions. A token costs a third in evaluation; at the end there is one evaluation more."""
+    """Duration of the runs of all variants with one seed. A token costs a third of a training token in evaluation, and each run
+    has one additional evaluation at the end."""
     work = steps * _STEP_TOKENS + (EVALUATIONS + 1) * _valid_tokens(text) / 3
     return MARGIN * sum(work / median(values) for values in speeds.values()) / jobs
 
@@ -192,7 +197,7 @@ def _has_text(text: Text, steps: int) -> bool:
 
 
 def settings_of(text: Text, choice: Choice) -> dict[str, Any]:
-    """On top of the recipe."""
+    """The settings that implement a choice, on top of the recipe."""
     every = choice.steps // EVALUATIONS
     return {
         "corpus": text.corpus,

@@ -1,4 +1,4 @@
-"""From an experiment to its cells: the runs that fill its table. Torch-free."""
+"""Expands an experiment into its cells, the runs that fill its table. Torch-free."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from .experiment import Cell, Experiment, Grid, ListedScale, Scale, scale_of
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment at a scale, and where its runs are."""
+    """An experiment at one scale, its cells, and the folder of its runs."""
 
     experiment: Experiment
     scale_name: str
@@ -41,11 +41,11 @@ class Plan:
 
 
 ERROR_FILE = "error.json"
-"""In the folder of a run that failed: why."""
+"""The file in a run's folder that records why the run failed."""
 
 
 def status(run: RunFolder) -> Status:
-    """Of a cell, by its folder."""
+    """The status of a cell, from its run folder."""
     if not (run.path / "config.toml").is_file():
         return "waiting"
     found = run.status
@@ -53,7 +53,7 @@ def status(run: RunFolder) -> Status:
 
 
 def failure(run: RunFolder) -> dict[str, Any]:
-    """Why a cell failed; empty if it did not."""
+    """The record of why a cell failed; empty if it did not."""
     advice = "move it away; the cell is then trained again"
     return run.read_json(ERROR_FILE, advice) if status(run) == "failed" else {}
 
@@ -68,8 +68,8 @@ def make_plan(
 ) -> Plan:
     """The runs of an experiment and where they are stored.
 
-    `seeds` replace the experiment's own. With `rows` they are added to those rows of the grid that was run before, and the
-    other rows stay as they are.
+    `seeds` replace the seeds of the experiment. With `rows` they are added to these rows of a grid that was run before, and the
+    other rows keep their seeds.
     """
     scale = scale_of(experiment, scale_name)
     where = f"{experiment.file or experiment.name}, {scale_name}"
@@ -94,7 +94,7 @@ def make_plan(
 
 
 def _seeds_so_far(plan: Plan) -> dict[str, set[int]]:
-    """By row, the seeds in the outcome that an earlier run of the plan has written."""
+    """The seeds of each row in the existing outcome of the plan."""
     if not plan.outcome.is_file():
         return {}
     found: dict[str, set[int]] = {}
@@ -122,9 +122,10 @@ def _grid_cells(
 
 
 def base_config(scale: Scale | ListedScale) -> RunConfig:
-    """The configuration that cells are described against: with standard attention, or the first of those that are listed.
+    """The base configuration that the settings of cells are compared with.
 
-    If the task starts from another run, this is without the task.
+    It has standard attention; for listed runs it is the first one. If the task starts from another run, the base configuration
+    has the recipe's task instead.
     """
     if isinstance(scale, ListedScale):
         return scale.cells[0].config
@@ -134,7 +135,7 @@ def base_config(scale: Scale | ListedScale) -> RunConfig:
 
 
 def with_needed(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells and all that they need, each once, what is needed first."""
+    """The cells and their prerequisites, each once, with prerequisites first."""
     found: dict[str, Cell] = {}
     for cell in cells:
         chain = [cell]
@@ -145,7 +146,7 @@ def with_needed(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _rows(grid: Grid, where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Label, variant and settings of every combination."""
+    """Label, variant and settings of every combination in a grid."""
     for variant in grid.variant:
         for values in itertools.product(*(axis.items() for axis in grid.axes.values())):
             settings = dict(grid.settings)
@@ -157,7 +158,7 @@ def _rows(grid: Grid, where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
             except (KeyError, IndexError) as error:
                 known = ", ".join(f"{{{name}}}" for name in ("variant", *grid.axes))
                 raise CoupledQKError(
-                    f"{where}: label {grid.label!r} names {error}, which is no axis: there are {known}"
+                    f"{where}: label {grid.label!r} contains {error}, which is not an axis: choose from {known}"
                 ) from None
 
 
@@ -188,7 +189,7 @@ def _configure(
 
 
 def _placed(config: RunConfig, data_dir: Path | None) -> RunConfig:
-    """The configuration with the local folders of its data and its pretrained model, which are not part of the experiment."""
+    """The configuration with the local folders of data and pretrained model, which are not part of the experiment."""
     if data_dir is None or not isinstance(config.task, DataConfig | SentenceConfig):
         return config
     place = data_dir.expanduser().resolve()
@@ -206,7 +207,7 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
     for cell in cells:
         if seen.setdefault((cell.label, cell.seed), cell.name) != cell.name:
             raise CoupledQKError(
-                f"{where}: {cell.label!r} names two different runs of seed {cell.seed}: tell them apart"
+                f"{where}: {cell.label!r} is the label of two different runs of seed {cell.seed}: give them different labels"
             )
     wanted = {label for claim in scale.claims for label in (claim.variant, claim.baseline, *(claim.elsewhere or ()))}
     if isinstance(scale, Scale):

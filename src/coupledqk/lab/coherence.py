@@ -1,19 +1,19 @@
-"""How coherent a corpus is, from its text alone: what the other documents tell about a document.
+"""The coherence of a corpus: how much its other documents help to compress a document.
 
-The measure is a gain in bits per byte: what an excerpt costs alone, less what it costs after 1 MB of the corpus' other
-documents. It is near 0 for noise, and larger the more words, phrases and layout documents share. It is relative to one
-compressor. Texts of one language share most of what 1 MB can teach, so compare corpora with one another, not with 0, and read
-the gain beside `alone`: text that repeats itself, such as code, is cheap alone and has less to gain.
+The measure is a gain in bits per byte: the compressed size of an excerpt alone, minus its compressed size after 1 MB of other
+documents of the corpus. It is near 0 for noise and increases with the words, phrases and layout that documents share. It
+depends on the compressor. Most of the gain is common to all texts of one language, so compare corpora with one another rather
+than with 0, and together with `alone`: repetitive text, such as code, compresses well alone and has less to gain.
 
     coherence(piece.text for _, piece in open_corpus(config).stream())
 
-- **The compressor** is LZMA, in its dearest mode: of the standard library's it alone looks back over a whole megabyte (zlib
-  sees 32 KB, bz2 forgets after 900 KB). What an excerpt costs after a context is the length of both less that of the context.
-- **Excerpts are equally long** everywhere. A short text is dear alone, so a corpus of short documents would seem coherent.
-  Each is taken from anywhere in its document, since openings are often formulas. Documents too short for one are context only.
-- **Long documents** count as several, of 64 KiB each, and so does a corpus that is a single document: how much its parts
-  tell about one another is then the measure. Parts next to each other may share a chapter; most of a context is further away.
-- **A context** serves a few excerpts, because compressing it is nearly all of the cost. It holds none of their documents.
+- **The compressor** is LZMA in its slowest mode, the only one in the standard library with a window of more than a megabyte
+  (zlib has 32 KB, bz2 900 KB). The size of an excerpt after a context is the size of both together minus that of the context.
+- **Excerpts have equal length.** A short text compresses badly alone, so a corpus of short documents would seem coherent. An
+  excerpt starts at a random position, since documents often start with boilerplate. Shorter documents are used as context only.
+- **Long documents** are split into parts of 64 KiB, which count as documents; this also applies to a corpus that is a single
+  document. Adjacent parts may belong to one chapter, but most of a context comes from elsewhere.
+- **A context** is shared by a few excerpts, because compressing it dominates the cost. It contains none of their documents.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 EXCERPT = 1024
 PART = 1 << 16
 POOL = 1 << 24
-"""Bytes of the documents drawn from a larger corpus: enough for contexts that differ."""
+"""Maximum number of bytes drawn from a corpus, enough for several different contexts."""
 CONTEXTS = 5
 FEWEST = 10
-"""Documents below which an interval over documents says nothing."""
+"""Minimum number of documents for an interval over documents."""
 
-# Text has no alignment (pb = 0), and its next letter depends on the whole letter before (lc = 4).
+# Text has no alignment (pb = 0), and the next character depends on the whole previous one (lc = 4).
 _SETTINGS = {"dict_size": 1 << 21, "lc": 4, "lp": 0, "pb": 0, "nice_len": 64}
 _FILTER = {"id": lzma.FILTER_LZMA1, "mode": lzma.MODE_NORMAL, "mf": lzma.MF_BT4, **_SETTINGS}
 COMPRESSOR = "LZMA1 mode=normal mf=bt4 " + " ".join(f"{name}={value}" for name, value in _SETTINGS.items())
@@ -47,12 +47,12 @@ COMPRESSOR = "LZMA1 mode=normal mf=bt4 " + " ".join(f"{name}={value}" for name, 
 
 @dataclass(frozen=True)
 class Coherence:
-    """In bits per byte, means over documents."""
+    """The coherence of a corpus in bits per byte, averaged over documents."""
 
     gain: float
-    """alone − given."""
+    """The difference alone − given."""
     interval: tuple[float, float]
-    """95% for the gain, by bootstrap over documents."""
+    """95% interval of the gain, by bootstrap over documents."""
     alone: float
     given: float
     n_documents: int
@@ -64,7 +64,7 @@ class Coherence:
 def coherence(
     documents: Iterable[str], n_documents: int = 40, context_bytes: int = 1_000_000, seed: int = 0
 ) -> Coherence:
-    """Of a corpus of any size, read once; about half a minute for 40 documents, or as many as there are."""
+    """Measures the coherence of a corpus of any size, which is read once. 40 documents take about half a minute."""
     import numpy as np
 
     largest = _SETTINGS["dict_size"] - EXCERPT
@@ -88,9 +88,10 @@ def coherence(
 
 
 def _draw(documents: Iterable[str], random: np.random.RandomState) -> list[bytes]:
-    """Parts of the corpus at random and in random order: all, or about POOL bytes, and never more in memory.
+    """A random sample of about POOL bytes of the corpus, or all of it, as parts in random order. The sample is all that is held
+    in memory.
 
-    Each part draws a number; the smallest numbers stay.
+    Each part draws a random number, and the parts with the smallest numbers are kept.
     """
     drawn: list[tuple[float, bytes]] = []
     size = 0
@@ -108,7 +109,7 @@ def _draw(documents: Iterable[str], random: np.random.RandomState) -> list[bytes
 def _costs(
     parts: Sequence[bytes], held_out: Sequence[int], context_bytes: int, random: np.random.RandomState
 ) -> Iterator[tuple[float, float]]:
-    """What an excerpt of each held-out part costs, alone and given a context."""
+    """The compressed size of an excerpt of each held-out part, alone and given a context."""
     nothing = _compressed(b"")
     for turn in range(CONTEXTS):
         now = held_out[turn::CONTEXTS]

@@ -1,5 +1,5 @@
-"""Does coupling help on one's own text? Pairs of runs with standard and coupled attention, until the answer is sure or a time
-budget is spent."""
+"""Tests whether coupling helps on a given text: trains pairs of runs with standard and coupled attention until the result is
+conclusive or a time budget is spent."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ OTHERS = ("hamiltonian", "diff", "mlp_only", "query_residual", "key_residual", "
 """Other forms of coupling, and controls that add the same parameters without coupling."""
 SCALE = "mini"
 LONGER = 4
-"""How many times the budget the outlook at the end is for."""
+"""The outlook at the end is for this multiple of the number of pairs."""
 
 
 def compare(
@@ -49,11 +49,11 @@ def compare(
     progress: bool = True,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Whether coupling lowers perplexity on a text: a file, a folder or a corpus known by name.
+    """Tests whether coupling lowers perplexity on a text, which is a file, a folder or the name of a corpus.
 
     Trains pairs of small models, with standard attention and with the other `variants`, until the result for the second
-    variant is conclusive, equivalence within ±1% is shown, or `minutes` have passed. With `seeds` it trains exactly these.
-    The outcome's `answer` says in words what was found.
+    variant is conclusive, equivalence within ±1% is shown, or `minutes` have passed. With `seeds` it trains exactly these
+    seeds. The outcome's `answer` contains the result in words.
     """
     comparison = Comparison.open(corpus, minutes, variants, seeds, jobs, Path(out), machines)
     comparison.run(GridProgress() if progress else Silent(), stop)
@@ -62,15 +62,15 @@ def compare(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A text, what the budget allows, and where the runs are stored."""
+    """A comparison on one text: the runs that fit the budget and the folder in which they are stored."""
 
     text: Text
     choice: Choice
     variants: tuple[str, ...]
-    """The first is the baseline, the second the one that is asked about."""
+    """The attention variants. The first is the baseline, and the primary claim is about the second."""
     seeds: tuple[int, ...]
     sequential: bool
-    """Whether it may stop before all seeds are trained."""
+    """Whether the comparison may stop before all seeds are trained."""
     minutes: float
     jobs: int
     out: Path
@@ -93,7 +93,7 @@ class Comparison:
                 f"--engine {machines.engine}: add --jobs, the number of runs that the cluster trains at a time, on which the "
                 "number of pairs depends"
             )
-        scipy_special()  # whatever is missing is said before anything is measured
+        scipy_special()  # raises now, rather than after the measurement, if SciPy is missing
         jobs = available_cores() if jobs is None else jobs
         check_jobs(jobs)
         if len(seeds) == 1:
@@ -130,18 +130,19 @@ class Comparison:
         return run_plans([self.plan(len(self.seeds))], self.jobs, overview, stop, done, self.machines)
 
     def conclusive_at(self) -> int | None:
-        """The number of pairs at the first test that is conclusive, of the pairs that are finished in the order of seeds."""
+        """The number of pairs at the first conclusive test, taking finished pairs in the order of seeds; None if there is
+        none."""
         for n in range(FEWEST_PAIRS, self.finished_pairs() + 1):
             if self._verdicts(self.plan(n), self.level(n))[0].finding != "inconclusive":
                 return n
         return None
 
     def _verdicts(self, plan: Plan, level: float) -> tuple[Verdict, ...]:
-        """On all claims, the primary one first, with the variance moderated by that of earlier comparisons."""
+        """The verdicts on all claims, the primary one first, with variances moderated by those of earlier comparisons."""
         return tuple(judge_all(self.claims, measured(plan, "best"), PERPLEXITY.better, compare_prior(), level))
 
     def finished_pairs(self) -> int:
-        """Seeds of which all runs have finished or diverged, counted up to the first of which not all have."""
+        """The number of leading seeds whose runs have all finished or diverged."""
         plan = self.plan(len(self.seeds))
         for n, seed in enumerate(self.seeds):
             runs = [plan.run(cell) for cell in plan.cells if cell.seed == seed]
@@ -150,7 +151,7 @@ class Comparison:
         return len(self.seeds)
 
     def level(self, n: int, last: bool = False) -> float:
-        """The level of the test after `n` pairs. The last test may use up what earlier ones have left of the error rate."""
+        """The level of the test after `n` pairs. The last test may use the remainder of the error rate."""
         if not self.sequential or n < 2:
             return LEVEL
         most = n if last else len(self.seeds)
@@ -185,7 +186,7 @@ class Comparison:
         return make_plan(experiment, SCALE, self.out)
 
     def conclude(self) -> Outcome:
-        """The outcome of the pairs that count, with the answer in words and the text's coherence, in its file."""
+        """Writes and returns the outcome of the counted pairs, with the answer in words and the coherence of the text."""
         decided = self.conclusive_at() if self.sequential else None
         n = decided or max(1, self.finished_pairs())
         plan = self.plan(n)
@@ -212,7 +213,7 @@ class Comparison:
         return [f"{row.label} reaches {bits:.3f} bits per byte (n-gram models of the same text: {others})."]
 
     def _outlook(self, found: Outcome) -> list[str]:
-        """What a longer budget could detect, if the result is inconclusive."""
+        """The effect that a longer budget could detect, if the result is inconclusive."""
         primary = next(verdict for verdict in found.verdicts if verdict.claim.primary)
         if primary.finding != "inconclusive" or primary.evidence is None:
             return []
@@ -221,7 +222,7 @@ class Comparison:
         return [f"With {LONGER} times as many pairs it would have 80% power to detect {100 * could:.1f}%."]
 
     def _coherence(self) -> tuple[dict[str, dict[str, Any]], str]:
-        """Of the text by its name, measured once; or none, and why."""
+        """The coherence of the text by its name, measured once and stored; or nothing, and the reason."""
         memory, text = self.out / "coherence.json", self.text
         known = read_sealed_json(memory, "move it away; it is then measured again") if memory.is_file() else {}
         if known.get("text") == text.hash and isinstance(known.get("coherence"), dict):

@@ -1,4 +1,4 @@
-"""The demonstration: a standard and a coupled model learn Python side by side."""
+"""The demonstration: trains a standard and a coupled model on Python source code."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ NEXT_STEPS = """What to try next:
     {command} explore --sample
     # does coupling help? --corpus takes a file or a folder of your own texts, too
     {command} compare --corpus python-stdlib --minutes 30"""
-"""Commands to try on the two runs, as pasted."""
+"""Commands to try on the two runs, ready to paste."""
 
 
 def demo_experiment(steps: int) -> Experiment:
@@ -48,7 +48,7 @@ def demo_experiment(steps: int) -> Experiment:
 
 @dataclass(frozen=True)
 class Pages:
-    """What the demonstration leaves to look at."""
+    """Paths of the pages that the demonstration writes."""
 
     samples: tuple[Sample, ...]
     report: Path
@@ -56,7 +56,7 @@ class Pages:
 
 
 def write_pages(runs: list[Run], out: Path) -> Pages:
-    """Continuations of a prompt by each model, a report on both runs, and the explorer with both of them."""
+    """Writes continuations of a prompt by each model, a report on both runs, and the explorer of both models."""
     samples = tuple(
         Sample(name, PROMPT, "".join(run.generate(PROMPT, **SAMPLING)))
         for name, run in zip(VARIANTS, runs, strict=True)

@@ -20,14 +20,14 @@ from ..schema import to_toml
 
 @dataclass(frozen=True)
 class Message:
-    """Progress of the training into a folder. Every kind but "step" is the last message of that training."""
+    """A message about the progress of one run. Every kind but "step" is the last message of its run."""
 
     folder: Path
     kind: Literal["step", "finished", "interrupted", "failed", "busy"]
-    """busy: another process is training into the folder."""
+    """The kind of message. "busy" means that another process is training in the same folder."""
     step: int = 0
     doing: str = ""
-    """With "step", what the run does when it is not training, such as validating."""
+    """For "step", the current activity if it is not training, such as validating."""
     error: str | None = None
 
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
     def start(self, config: RunConfig, folder: Path) -> None: ...
 
     def wait(self, seconds: float) -> Iterator[Message]:
-        """The messages that arrive within `seconds`; returns after the first."""
+        """Waits up to `seconds` for the next message and yields the messages that have arrived."""
         ...
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class LocalPool:
 
 
 class _Worker:
-    """A process of `lab/worker.py`, and the folder it is training into."""
+    """A process of `lab/worker.py`, and the folder of the run it is training."""
 
     def __init__(self, inbox: queue.Queue[Any], slot: int, threads: int) -> None:
         self.slot = slot

@@ -1,4 +1,4 @@
-"""The cost of a run: FLOPs from its configuration, time from runs that are finished or from a short measurement."""
+"""The cost of a run: FLOPs from its configuration, and time from finished runs or from a short measurement."""
 
 import statistics
 from pathlib import Path
@@ -26,7 +26,7 @@ def work(config: RunConfig) -> float:
 
 
 class Speeds:
-    """FLOPs per second of training on this machine, by finished runs and by measurement."""
+    """Training speed on this machine in FLOPs per second, from finished runs and from measurements."""
 
     def __init__(self, finished: list[RunFolder]) -> None:
         self.measured = [(run.config, work(run.config) / run.result["seconds"]) for run in finished]
@@ -37,13 +37,14 @@ class Speeds:
         return cls([run for run in runs if run.result.get("seconds")])
 
     def hours(self, config: RunConfig) -> float | None:
-        """From runs of the same model and training if there are some, else of similar size; None if there is neither."""
+        """The expected duration from finished runs of the same model and training or, if there are none, of similar size;
+        None if there is neither."""
         alike = [rate for other, rate in self.measured if (other.model, other.train) == (config.model, config.train)]
         alike = alike or [rate for other, rate in self.measured if _similar(other, config)]
         return work(config) / statistics.median(alike) / 3600 if alike else None
 
     def measure(self, config: RunConfig) -> float:
-        """The hours of a run, after a few training steps if no similar run is known."""
+        """The expected duration in hours. Takes a few training steps if no similar run is known."""
         if self.hours(config) is None:
             from .speed import training_speeds
 
@@ -58,7 +59,7 @@ class Speeds:
 
 
 def paper_hours(config: RunConfig) -> float:
-    """On the paper's GPU, by the speed of its 60M model there."""
+    """The expected duration on the paper's GPU, from the published speed of its 60M model."""
     paper = RECIPES["wikitext-103"]
     rate = THROUGHPUT["standard"]["training"] * flops(paper.model, paper.train.seq_len).training
     return work(config) / rate / 3600

@@ -5,7 +5,7 @@
     metric = "perplexity"
     caption = "..."
 
-    [mini]                          # a scale; what it says takes the place of what the file says for all scales
+    [mini]                          # a scale; its keys override those at the top level of the file
     recipe = "mini"
     seeds = [0, 1, 2]
 
@@ -19,8 +19,8 @@
 
     [[claims]]                      # lab/verdicts.py, one of them primary
 
-An experiment that trains nothing but measures has a `command` for each scale instead: in it {label} is the run folder of a
-cell of experiment `of`, and {out} a folder for what is found.
+An experiment that measures existing runs instead of training has a `command` for each scale. In the command, {label} is the run
+folder of a cell of the experiment `of`, and {out} a folder for the results.
 """
 
 from collections.abc import Mapping
@@ -44,13 +44,13 @@ FOLDER = files("coupledqk.lab") / "experiments"
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of its variants and the values of its axes."""
+    """All combinations of its variants and the values of its axes."""
 
     variant: tuple[str, ...]
     label: str = "{variant}"
-    """A row's name, with {variant} and {axis} filled in."""
+    """Template of a row's label, in which {variant} and the names of axes are replaced by their values."""
     axes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """By the axis' name, its values: each a name and the settings it stands for."""
+    """The values of each axis, by the name of the axis. A value has a name and the settings it represents."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Needs:
-    """The run that a cell starts from, of the same seed and variant unless it names another."""
+    """The run that a cell starts from. It has the seed of the cell, and the same variant unless another one is given."""
 
     recipe: str
     variant: str | None = None
@@ -68,30 +68,30 @@ class Needs:
 
 @dataclass(frozen=True)
 class LadderSpec:
-    """Rows of a grid that differ in model size: the effect against the size is part of the outcome."""
+    """Rows of a grid that differ in model size. The outcome contains the effect as a function of size."""
 
     variant: str
-    """The label of a row, with {size} in it."""
+    """Label of the variant's rows, containing {size}."""
     baseline: str
-    """The label of the row it is compared with, with {size} in it."""
+    """Label of the baseline's rows, containing {size}."""
     sizes: tuple[str, ...]
     name: str = "here"
-    """How it is named beside the paper's sizes and other ladders."""
+    """Name of the ladder in tables and charts, where the paper's ladder is shown too."""
 
 
 Property = Literal["loss", "context_gain", "lr_sensitivity", "steps_to_recall", "entropy", "effective_rank"]
-"""Of a trained model; `lab.shifts` measures them."""
+"""Properties of a trained model that `lab.shifts` measures."""
 
 
 @dataclass(frozen=True)
 class ShiftsSpec:
-    """Rows whose trained models are compared in other properties than the metric."""
+    """Rows whose trained models are compared in properties other than the metric."""
 
     variant: str
-    """The label of a row, as are `baseline` and `null`."""
+    """Label of the variant's row; `baseline` and `null` are labels of rows, too."""
     baseline: str
     null: str
-    """The baseline with an immaterial change. What differs between the two is noise."""
+    """Label of the baseline with an immaterial change. Differences between the two are noise."""
     properties: tuple[Property, ...]
 
     @property
@@ -108,11 +108,11 @@ class Scale:
     recipe: str
     seeds: tuple[int, ...]
     seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of rows that have other seeds, by label."""
+    """Seeds of the rows that do not use `seeds`, by label."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of all cells, on top of the recipe."""
+    """Settings of all cells that differ from the recipe."""
     task: dict[str, Any] | None = None
-    """Another task than the recipe's."""
+    """The task, if it is not the recipe's."""
     needs: Needs | None = None
     published: dict[str, Published] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -121,7 +121,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         for name, seeds in {"seeds": self.seeds, **self.seeds_of}.items():
-            require(0 < len(seeds) == len(set(seeds)), name, list(seeds), "a list of different numbers")
+            require(0 < len(seeds) == len(set(seeds)), name, list(seeds), "a list of distinct numbers")
         check_primary(self.claims)
 
 
@@ -130,7 +130,7 @@ class Cell:
     """One run of an experiment."""
 
     label: str
-    """The row of the table."""
+    """Label of the row of the table that the run belongs to."""
     seed: int
     config: RunConfig
     needs: "Cell | None" = None
@@ -138,7 +138,7 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """The name of its folder. Experiments that have a cell in common share the folder."""
+        """The name of the run folder. Experiments that have a cell in common share its folder."""
         return default_name(self.config)
 
 
@@ -160,29 +160,29 @@ class Experiment:
     """The paper's table or figure, or "beyond the paper"."""
     caption: str
     scales: Mapping[str, Scale | ListedScale] = field(default_factory=dict)
-    """Empty for an experiment that measures."""
+    """Settings by scale; empty for an experiment that trains nothing."""
     commands: dict[str, str] = field(default_factory=dict)
-    """By scale, the command line of an experiment that measures."""
+    """Command line by scale, for an experiment that trains nothing but measures existing runs."""
     of: str | None = None
-    """Whose cells are measured."""
+    """Name of the experiment whose runs the commands measure."""
     published: dict[str, Published] = field(default_factory=dict)
-    """The paper's numbers of an experiment that measures."""
+    """The paper's numbers, for an experiment that trains nothing."""
     file: str = ""
-    """The TOML file that it was read from, as the user named it."""
+    """Path of the TOML file that the experiment was read from, as given by the user."""
     command: str = ""
-    """The command line that runs it, if that is not `coupledqk reproduce`."""
+    """The command line that runs the experiment, if it is not `coupledqk reproduce`."""
 
 
 SCALES = ("mini", "paper")
 
 
 def names() -> list[str]:
-    """Every experiment, by name."""
+    """Names of the experiments in the package."""
     return sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml"))
 
 
 def load(name: str) -> Experiment:
-    """An experiment of the package by name, or the one in a TOML file."""
+    """Loads an experiment of the package by name, or one from a TOML file."""
     if name.endswith(".toml"):
         return load_file(Path(name))
     if name not in names():
@@ -191,16 +191,16 @@ def load(name: str) -> Experiment:
 
 
 def load_file(path: Path) -> Experiment:
-    """The experiment in a TOML file of the user's."""
+    """Loads an experiment from a user's TOML file."""
     try:
         text = read_text(path.expanduser())
     except FileError as error:
-        raise CoupledQKError(f"{error}; expected an experiment as a TOML file") from None
+        raise CoupledQKError(f"{error}; expected a TOML file with an experiment") from None
     return parse(path.stem, text, str(path))
 
 
 def parse(name: str, text: str, file: str = "") -> Experiment:
-    """Strict: an unknown key or an impossible value is an error that names the file and the place."""
+    """Parses an experiment. An unknown key or an invalid value raises an error that names the file and the location."""
     file = file or f"{name}.toml"
     try:
         return replace(_experiment(name, parse_toml(text)), file=file)
@@ -253,7 +253,7 @@ def _metric(name: Any) -> Measure:
 
 
 def _with_named_values(grid: Any) -> Any:
-    """A grid whose axes all have names for their values. What is malformed is left to the decoder."""
+    """The grid with names for the values of all axes. Malformed values are left unchanged, and the decoder reports them."""
     if not isinstance(grid, dict) or not isinstance(axes := grid.get("axes"), dict):
         return grid
     named = {

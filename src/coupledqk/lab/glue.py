@@ -13,7 +13,7 @@ from ..run_folder import RunFolder, variant_name
 from .experiment import Cell, Experiment, ListedScale
 
 MARGIN = 0.01
-"""Differences in accuracy below 1% of the baseline's count as none."""
+"""Equivalence margin: differences in accuracy below 1% of the baseline's accuracy count as no difference."""
 
 
 def fine_tuning_experiment(
@@ -24,10 +24,10 @@ def fine_tuning_experiment(
     epochs: int | None = None,
     **settings: Any,
 ) -> Experiment:
-    """Each run is fine-tuned with the seed it was pretrained with: all weights and a new linear head.
+    """An experiment that fine-tunes all weights and a new linear head of each run, with the seed of its pretraining.
 
-    Runs of one attention variant are a row. The first run's variant is the baseline. Variants that share two seeds or more with
-    it are tested for equal accuracy, which is what the paper claims.
+    Runs of one attention variant form a row. The variant of the first run is the baseline. Variants that share at least two
+    seeds with it are tested for equal accuracy, as claimed in the paper.
     """
     from ..data.glue import count_train
 
@@ -38,12 +38,12 @@ def fine_tuning_experiment(
     cells = []
     for path in dict.fromkeys(runs):
         source = RunFolder.open(path)
-        text_of(source.config)  # refuses what is not a language model
+        text_of(source.config)  # raises unless the run is a language model
         config = glue_recipe(source.config, str(source.path.resolve()), task, n_examples, epochs, **settings)
         cells.append(Cell(variant_name(config), config.seed, config))
     if not cells:
-        raise CoupledQKError("fine-tune what? Name at least one run folder of a language model")
-    caption = f"Language models fine-tuned on {n_examples:,} examples of {task}, seed i from the pretraining of seed i."
+        raise CoupledQKError("no run given: name at least one run folder of a language model")
+    caption = f"Language models fine-tuned on {n_examples:,} examples of {task}, each with the seed of its pretraining."
     scale = ListedScale(ACCURACY, tuple(cells), claims=_claims(cells, task))
     title, source, command = f"Fine-tuning on {task}", "your own runs", f"coupledqk glue --task {task}"
     return Experiment("fine-tuning", title, source, caption, {task: scale}, command=command)

@@ -1,4 +1,4 @@
-"""Running experiments: one function for a notebook and for every command that trains more than one run."""
+"""Runs experiments. Notebooks and all commands that train several runs use the same function."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,10 +32,10 @@ def run_experiment(
 ) -> Outcome:
     """Trains the runs of an experiment that are not finished yet, in parallel, and returns its outcome.
 
-    `experiment` is the name of one of the package's, a TOML file, or an `Experiment`; `scale` is its first unless given. The
-    runs are stored in OUT/runs and the outcome in OUT/NAME-SCALE.json. Called again it resumes where it was interrupted, and
-    trains nothing that is finished. A run that failed is a cell of the outcome with status "failed" and the error. `machines`
-    says where: `Machines("ray", address="HOST:PORT")` is a Ray cluster.
+    `experiment` is the name of an experiment in the package, a TOML file, or an `Experiment`; `scale` is its first scale by
+    default. Runs are stored in OUT/runs and the outcome in OUT/NAME-SCALE.json. Calling it again resumes interrupted runs and
+    skips finished ones. A run that failed is a cell of the outcome with status "failed" and the error. `machines` selects where
+    the runs are trained: `Machines("ray", address="HOST:PORT")` is a Ray cluster.
     """
     if not isinstance(experiment, Experiment):
         experiment = load(str(experiment))
@@ -54,9 +54,9 @@ def run_plans(
     done: Callable[[], bool] = lambda: False,
     machines: Machines = LOCAL,
 ) -> Queue:
-    """Trains the runs of several plans on one queue; the runs that they share are trained once.
+    """Trains the runs of several plans in one queue; runs that plans have in common are trained once.
 
-    Whatever would make it fail afterwards is checked first. `done` says that no more runs are needed.
+    Conditions that would make it fail after training are checked first. `done` returns whether no more runs are needed.
     """
     if jobs is not None:
         check_jobs(jobs)
@@ -66,7 +66,7 @@ def run_plans(
         for line in notes(plan):
             overview.note(line)
         for label, reason in too_large(plan).items() if machines.engine == "local" else ():
-            overview.note(f"{label} is left out: {reason}")
+            overview.note(f"{label} is skipped: {reason}")
             queue.leave_out(plan, label)
     run_queue(queue, open_engine(queue, jobs, machines), overview, stop, done)
     for plan in plans:
@@ -84,7 +84,7 @@ def open_engine(queue: Queue, jobs: int | None, machines: Machines) -> Engine:
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:
-    """The cores divided by the threads of a run; 1 if a run leaves the number of threads to PyTorch."""
+    """The number of cores divided by the number of threads per run; 1 if a run uses PyTorch's default number of threads."""
     threads = {cell.config.runtime.threads for plan in plans for cell in plan.cells}
     return 1 if None in threads else max(1, available_cores() // max(count or 1 for count in threads))
 
@@ -103,7 +103,7 @@ def require_statistics(plans: Sequence[Plan]) -> None:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What a user should know before a plan is run."""
+    """Notes for the user before a plan is run."""
     name, lines = plan.experiment.name, []
     if old := stale(plan):
         lines.append(
@@ -113,6 +113,6 @@ def notes(plan: Plan) -> list[str]:
     few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
     if few and plan.scale.claims:
         lines.append(
-            f"{name}: one seed of {', '.join(few)}; a test needs two at least, so claims about it are inconclusive"
+            f"{name}: one seed of {', '.join(few)}; a test requires at least two, so claims about it are inconclusive"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The effect of coupling against model size: rungs, a fitted slope, and which rungs fit on this machine."""
+"""The effect of coupling as a function of model size: rungs, a fitted slope, and the rungs that fit on this machine."""
 
 import math
 import os
@@ -16,9 +16,9 @@ from .estimates import Speeds
 from .experiment import LadderSpec, Scale, load, scale_of
 
 DAY = 24.0
-"""Hours. A rung whose runs take longer is left out."""
+"""Maximum expected duration of a run in hours. Rungs with longer runs are skipped."""
 PAPER = {"60M": "ablation", "150M": "medium", "350M": "large"}
-"""The paper's three sizes, by its own names, and the experiments that have their numbers."""
+"""The paper's three sizes, as named in the paper, and the experiments that contain their numbers."""
 
 
 def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], parameters: Mapping[str, int]) -> Ladder:
@@ -51,7 +51,7 @@ def _interval(effects: Sequence[float]) -> tuple[float, float] | None:
 
 
 def slope_of(points: Sequence[tuple[float, float]]) -> Estimate | None:
-    """Of a straight line through points (x, y) by least squares; None if it cannot be tested."""
+    """The least-squares slope of a straight line through points (x, y); None if it cannot be tested."""
     if len({x for x, _ in points}) < 2 or len(points) < 3:
         return None
     mean_x, mean_y = (fmean(column) for column in zip(*points, strict=True))
@@ -77,7 +77,7 @@ def paper_ladder() -> Ladder:
 def _welch(ours: Published, theirs: Published) -> Estimate:
     """The relative difference of two published means, with Welch's standard error and degrees of freedom."""
     if not all(each.std and each.n for each in (ours, theirs)):
-        raise CoupledQKError("an interval needs the standard deviation and the number of seeds of both means")
+        raise CoupledQKError("an interval requires the standard deviation and the number of seeds of both means")
     parts = [((each.std or 0) ** 2 / (each.n or 1), (each.n or 1) - 1) for each in (ours, theirs)]
     variance = sum(part for part, _ in parts)
     df = variance**2 / sum(part**2 / own for part, own in parts)
@@ -85,7 +85,8 @@ def _welch(ours: Published, theirs: Published) -> Estimate:
 
 
 def too_large(plan: Plan) -> dict[str, str]:
-    """By label, why a row of a ladder cannot be trained here: it needs more memory than there is, or more than a day a run."""
+    """The rows of a ladder that cannot be trained on this machine, with the reason by label: a run requires more memory than
+    available, or takes more than a day."""
     if not isinstance(plan.scale, Scale) or not plan.scale.ladders:
         return {}
     speeds, found = Speeds.of(plan.out / "runs"), {}
@@ -95,14 +96,16 @@ def too_large(plan: Plan) -> dict[str, str]:
             continue
         config = cells[0].config
         if (needed := least_memory(config)) > (there := memory_here(config)):
-            found[label] = f"a run needs at least {needed / 2**30:.1f} GiB of memory, and there are {there / 2**30:.1f}"
+            found[label] = (
+                f"a run needs at least {needed / 2**30:.1f} GiB of memory, and {there / 2**30:.1f} GiB are available"
+            )
         elif (hours := speeds.measure(config)) > DAY:
             found[label] = f"a run takes about {duration(3600 * hours)} on this machine, which is more than a day"
     return found
 
 
 def least_memory(config: RunConfig) -> int:
-    """Bytes that training needs at least: weights, gradients, AdamW's moments, and the saved activations of a micro-batch."""
+    """Minimum memory for training in bytes: weights, gradients, AdamW's moments, and the saved activations of a micro-batch."""
     model, rows = config.model, config.runtime.micro_batch or config.train.batch_size
     layers = 1 if config.runtime.gradient_checkpointing else model.n_layers
     activations = 4 * rows * config.train.seq_len * layers * (6 * model.d_model + 3 * model.d_ff)
@@ -110,7 +113,7 @@ def least_memory(config: RunConfig) -> int:
 
 
 def memory_here(config: RunConfig) -> int:
-    """Bytes of the device that the run would use."""
+    """Memory in bytes of the device that the run would use."""
     import torch
 
     from ..tasks.models import pick_device

@@ -1,4 +1,4 @@
-"""Experiments that train nothing: a command line that measures the runs of another experiment. Torch-free."""
+"""Experiments that train nothing: command lines that measure the runs of another experiment. Torch-free."""
 
 import string
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ from .experiment import Experiment, load
 
 @dataclass(frozen=True)
 class Measurement:
-    """A command line on the runs of one seed."""
+    """A command line that measures the runs of one seed."""
 
     words: tuple[str, ...]
-    """The arguments of `coupledqk`, the run folders filled in."""
+    """Arguments of `coupledqk`, including the run folders."""
     seed: int | None
-    """None for a command that needs no run."""
+    """Seed of the measured runs; None for a command that needs no run."""
     unfinished: tuple[str, ...]
-    """Rows whose run of this seed is not finished."""
+    """Labels of rows whose run with this seed is not finished."""
 
 
 def measurements(experiment: Experiment, scale: str, out: Path, seeds: Sequence[int] = ()) -> list[Measurement]:
-    """The command for each of `seeds`; without any, for the first seed whose runs are all finished, or else the first seed."""
+    """The command for each of `seeds`. By default it is the first seed whose runs are all finished, or the first seed if there
+    is none."""
     if scale not in experiment.commands:
         raise CoupledQKError(f"{experiment.name} has no scale {scale!r}: choose from {', '.join(experiment.commands)}")
     command, folder = experiment.commands[scale], f"{experiment.name}-{scale}"

@@ -1,6 +1,6 @@
-"""One outcome from several of the same experiment, whose seeds were trained at different times or on different machines.
+"""Merges outcomes of one experiment whose seeds were trained at different times or on different machines. Torch-free.
 
-An outcome file holds all that is needed, so the run folders may be elsewhere or gone. Torch-free.
+The outcome files contain everything required; the run folders are not needed.
 """
 
 import math
@@ -17,9 +17,9 @@ from .verdicts import judge_all
 
 
 def merge_files(paths: Sequence[Path], out: Path) -> None:
-    """Writes the merged outcome of some outcome files. A file that is not one of them is never overwritten."""
+    """Merges outcome files and writes the result to `out`. It overwrites an existing file only if it is one of the inputs."""
     if len(paths) < 2:
-        raise CoupledQKError("merging takes at least two outcome files of one experiment")
+        raise CoupledQKError("merging requires at least two outcome files of one experiment")
     if out.exists() and out.resolve() not in [path.resolve() for path in paths]:
         raise CoupledQKError(f"{out} exists and is not one of the files to merge: choose another name")
     write(merge([read(path) for path in paths]), out)
@@ -55,8 +55,8 @@ def _check(first: Outcome, other: Outcome) -> None:
     for outcome in (first, other):
         if outcome.answer or outcome.ladders or outcome.shifts:
             raise CoupledQKError(
-                f"{outcome.name} has more than rows and claims, which cannot be merged: train the seeds in one folder, with "
-                "`coupledqk reproduce --seeds`"
+                f"{outcome.name} has more results than rows and claims, which cannot be merged: train the seeds in one folder "
+                "with `coupledqk reproduce --seeds`"
             )
     differing = [key for key in first.config if key != "runtime" and first.config[key] != other.config.get(key)]
     if differing:
@@ -69,7 +69,7 @@ def _check(first: Outcome, other: Outcome) -> None:
 
 
 def _cells(outcomes: Sequence[Outcome]) -> tuple[CellRecord, ...]:
-    """Each run once; of several records of a run, the one that is finished."""
+    """The cells of all outcomes, each run once. If there are several records of a run, the finished one is used."""
     found: dict[tuple[str, int], CellRecord] = {}
     for cell in (cell for outcome in outcomes for cell in outcome.cells):
         known = found.get((cell.label, cell.seed))
@@ -82,7 +82,7 @@ def _cells(outcomes: Sequence[Outcome]) -> tuple[CellRecord, ...]:
 
 
 def _row(rows: Sequence[Row], label: str) -> Row:
-    """The rows of one label together. What is a mean over seeds is weighted by their number."""
+    """Merges rows with the same label. Means over seeds are weighted by the number of seeds."""
     measured = [row for row in rows if row.n] or list(rows[:1])
     seeds = {seed: value for row in rows for seed, value in sorted(row.seeds.items())}
     values = [value for value in seeds.values() if math.isfinite(value)]
@@ -105,7 +105,7 @@ def _row(rows: Sequence[Row], label: str) -> Row:
 
 
 def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
-    """The mean of (value, weight) pairs, without those that have no value."""
+    """The weighted mean of (value, weight) pairs, ignoring those whose value is None."""
     known = [(value, weight) for value, weight in weighted if value is not None and weight]
     return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
@@ -120,7 +120,7 @@ def _position_losses(rows: Sequence[Row]) -> tuple[PositionLoss, ...]:
 
 
 def _origin(origins: Sequence[Origin]) -> Origin:
-    """The versions of the last; commits and machines of all."""
+    """The provenance with the versions of the last outcome, and the commits and machines of all."""
     commits = dict.fromkeys(origin.commit for origin in origins if origin.commit)
     machines = dict.fromkeys(origin.machine for origin in origins)
     corpora = {name: found for origin in origins for name, found in origin.corpora.items()}

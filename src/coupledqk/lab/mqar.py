@@ -13,7 +13,7 @@ RECIPE = {"mini": "mqar-mini", "paper": "mqar"}
 STEPS = {"mini": (1_500,), "paper": (10_000, 20_000)}
 LEARNING_RATES = {"mini": (5e-4, 1e-3), "paper": (3e-4, 1e-3, 3e-3)}
 Level = Literal["easy", "medium", "hard"]
-"""The paper's: 4 pairs in 64 tokens, 8 in 128 or 16 in 256."""
+"""The paper's levels of difficulty: 4 pairs in 64 tokens, 8 pairs in 128, and 16 pairs in 256."""
 
 
 def recall_experiment(
@@ -27,13 +27,13 @@ def recall_experiment(
     seeds: Sequence[int] = (0, 1, 2),
     **settings: Any,
 ) -> Experiment:
-    """Every variant with the same training lengths and learning rates; seed by seed with the same data and initial weights.
+    """An experiment that trains every variant on MQAR with the same training lengths and learning rates.
 
-    The first variant is the baseline. With two seeds or more, each other variant is tested against it at every training length
-    and learning rate.
+    Runs with the same seed have the same data and the same initial values of shared weights. The first variant is the baseline.
+    With at least two seeds, each other variant is tested against it at every training length and learning rate.
     """
     if level is not None and (pairs is not None or length is not None):
-        raise CoupledQKError(f"--level {level} sets pairs and length: leave out --pairs and --length")
+        raise CoupledQKError(f"--level {level} sets the pairs and the length: leave out --pairs and --length")
     from ..data.mqar import LEVELS
 
     base = RECIPES[RECIPE[scale]]
@@ -59,13 +59,16 @@ def recall_experiment(
         },
         claims=_claims(grid) if len(set(seeds)) > 1 else (),
     )
-    caption = "Which value followed this key? The accuracy is that at the lowest validation loss."
+    caption = (
+        "Multi-query associative recall: the share of keys whose value is recalled, at the lowest validation loss."
+    )
     title, source, command = "Associative recall (MQAR)", "your own settings", "coupledqk mqar"
     return Experiment("recall", title, source, caption, {scale: recall}, command=command)
 
 
 def _claims(grid: Grid) -> tuple[Claim, ...]:
-    """Each variant against the first, at equal training length and learning rate. The first claim is the primary one."""
+    """The claims about each variant against the first one, at equal training length and learning rate. The first claim is the
+    primary one."""
     baseline, *others = grid.variant
     pairs = [
         [grid.label.format(variant=name, steps=steps, lr=lr) for name in (variant, baseline)]

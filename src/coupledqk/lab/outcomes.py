@@ -1,4 +1,4 @@
-"""From run folders to the outcome of an experiment. Torch-free."""
+"""Computes the outcome of an experiment from its run folders. Torch-free."""
 
 import datetime
 import math
@@ -24,10 +24,10 @@ from .verdicts import judge_all
 
 CURVE_POINTS = 60
 PLACES = ("data_dir", "model_dir", "init_from")
-"""Settings that say where something lies on this machine."""
+"""Settings that are paths on this machine."""
 
 Values = dict[str, dict[int, float]]
-"""By label, then by seed."""
+"""Values by label and seed."""
 
 
 def write_outcome(plan: Plan) -> Outcome:
@@ -37,7 +37,7 @@ def write_outcome(plan: Plan) -> Outcome:
 
 
 def outcome(plan: Plan) -> Outcome:
-    """What the runs of a plan say, however many of them are finished."""
+    """The outcome of the finished runs of a plan."""
     experiment, scale = plan.experiment, plan.scale
     best, final = measured(plan, "best"), measured(plan, "final")
     finished = [plan.run(cell) for cell in plan.cells if plan.run(cell).result]
@@ -76,8 +76,8 @@ def _ladders(plan: Plan, samples: Values) -> tuple[Ladder, ...]:
 
 
 def measured(plan: Plan, which: str) -> Values:
-    """The metric of every finished cell, at its best or at the end; NaN for a run that diverged, infinity for one that never
-    reached what its metric asks for."""
+    """The metric of every finished cell, at the best validation or at the end. It is NaN for a run that diverged and infinite
+    for a run that did not reach the metric's target."""
     values: Values = {label: {} for label in plan.labels}
     for cell in plan.cells:
         run = plan.run(cell)
@@ -92,7 +92,8 @@ def measured(plan: Plan, which: str) -> Values:
 
 
 def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str = "standard") -> float | None:
-    """Infinite if the loss was never reached; None while the baseline of this seed is not finished."""
+    """Tokens until the run reaches the baseline's final loss; infinite if it does not, None if the baseline with this seed is
+    not finished."""
     other = next((c for c in plan.cells if c.label == baseline and c.seed == cell.seed), None)
     target = plan.run(other).result.get("final", {}).get("loss") if other else None
     if target is None:
@@ -144,7 +145,7 @@ def _companions(measure: Measure, results: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def with_changes(outcome: Outcome) -> Outcome:
-    """The outcome with `Row.change` filled in, where a row and its baseline share two seeds or more."""
+    """The outcome with `Row.change` for the rows that share at least two seeds with their baseline."""
     rows = {row.label: row for row in outcome.rows}
     changes = {
         label: _change(rows[label], rows[baseline])
@@ -155,7 +156,7 @@ def with_changes(outcome: Outcome) -> Outcome:
 
 
 def _change(row: Row, baseline: Row) -> Change | None:
-    """A plain 95% interval: a table's rows are not corrected for their number, its claims are."""
+    """The change of a row with an uncorrected 95% interval. Only claims are corrected for multiple comparisons."""
     shared = [seed for seed in row.seeds if math.isfinite(row.seeds[seed] - baseline.seeds.get(seed, math.nan))]
     ours, theirs = ([of.seeds[seed] for seed in shared] for of in (row, baseline))
     try:
@@ -195,19 +196,20 @@ def _curves(run: RunFolder, key: str) -> tuple[Curve, Curve]:
 
 @cache
 def _finished_curves(path: Path, key: str) -> tuple[Curve, Curve]:
-    """A finished run does not change; reading it again after every cell of a grid would take longer than all the rest."""
+    """The curves of a finished run. They are cached, because reading all runs again after every cell would dominate the
+    cost."""
     return _curves(RunFolder(path), key)
 
 
 def thinned(points: Sequence[tuple[float, ...]]) -> Curve:
-    """A curve as at most CURVE_POINTS points, each the mean of its stretch."""
+    """A curve reduced to at most CURVE_POINTS points, each the mean of a few successive ones."""
     size = math.ceil(len(points) / CURVE_POINTS) or 1
     stretches = (points[start : start + size] for start in range(0, len(points), size))
     return tuple(tuple(statistics.fmean(column) for column in zip(*part, strict=True)) for part in stretches)
 
 
 def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested or flat settings without PLACES; of a corpus in a local file or folder, its name."""
+    """Nested or flat settings without PLACES, and with the name instead of the path of a local corpus."""
     kept: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

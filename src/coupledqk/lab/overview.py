@@ -1,4 +1,4 @@
-"""Progress of a queue: a bar for every running cell on a terminal, plain lines elsewhere."""
+"""Shows the progress of a queue: a progress bar for every running cell on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class GridProgress:
         self.work = {cell.name: work(cell.config) for cell in cells}
         self.done: dict[str, float] = {}
         self.skipped: dict[str, float] = {}
-        """By cell, the share that was done before this queue was started."""
+        """The share of each cell that was done before this queue was started."""
         self.dropped = 0.0
         """FLOPs spent on cells that did not finish."""
         self.finished, self.total = finished, finished + len(cells)
@@ -41,7 +41,7 @@ class GridProgress:
         self.tasks: dict[str, int] = {}
         self.whole = self.bars.add("all", self.total, finished)
         if finished:
-            self.bars.say(f"{finished} of {self.total} runs were finished before")
+            self.bars.say(f"{finished} of {self.total} runs are already finished")
 
     def started(self, cell: Cell) -> None:
         self.tasks[cell.name] = self.bars.add(f"{cell.label} seed {cell.seed}", cell.config.train.steps)

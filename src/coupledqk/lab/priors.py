@@ -1,4 +1,4 @@
-"""The noise of paired comparisons, from the outcomes of experiments. Torch-free."""
+"""Estimates the noise of paired comparisons from the outcomes of experiments. Torch-free."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,14 @@ from ..statistics import Estimate, Prior, UntestableError, estimate_prior, paire
 
 
 def outcome_prior(outcomes: Sequence[Outcome], source: str = "") -> Prior:
-    """The distribution of the variance of relative paired differences in perplexity: of each row against its baseline."""
+    """The prior of the variances of relative paired differences in perplexity, from each row and its baseline."""
     found = [estimate for outcome in outcomes if outcome.metric.key == "perplexity" for estimate in _estimates(outcome)]
     variances, dfs = zip(*((e.standard_error**2 * (e.df + 1), e.df) for e in found), strict=True) if found else ((), ())
     prior = estimate_prior(variances, dfs)
     if prior is None:
-        raise CoupledQKError(f"{len(found)} paired contrasts of perplexity in the outcomes: a prior needs at least two")
+        raise CoupledQKError(
+            f"{len(found)} paired contrasts of perplexity in the outcomes: a prior requires at least two"
+        )
     return replace(prior, most_df=math.inf, source=source)
 
 

@@ -12,15 +12,15 @@ from .cells import Plan
 from .experiment import Scale
 
 FILE = "attention.json"
-"""In the folder of a run: by measure, the mean of each layer over sequences and heads."""
+"""File in a run folder with each measure's mean over sequences and heads, for every layer."""
 MEASURES = ("entropy", "effective_rank")
 SEQUENCES = 25
 
 
 def measure_attention(plan: Plan, note: Callable[[str], None]) -> bool:
-    """Measures the finished runs whose attention an experiment compares. Returns whether there was any to measure.
+    """Measures the attention of finished runs, if the experiment compares it. Returns whether any run was measured.
 
-    `note` is called with what is being done, which takes a few seconds for each run.
+    `note` is called with a progress message before each run, which takes a few seconds.
     """
     spec = plan.scale.shifts if isinstance(plan.scale, Scale) else None
     if spec is None or not set(spec.properties) & set(MEASURES):
@@ -41,7 +41,7 @@ def _measured(path: Path) -> dict[str, Any]:
 
 
 def attention_profile(run: RunFolder) -> dict[str, tuple[float, ...]]:
-    """What `measure_attention` has stored; empty if the run was not measured, or if the file is damaged."""
+    """The values that `measure_attention` has stored; empty if the run was not measured or the file is damaged."""
     try:
         return decode(dict[str, tuple[float, ...]], json.loads((run.path / FILE).read_bytes()), FILE)
     except (FileNotFoundError, ValueError):

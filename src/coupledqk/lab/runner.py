@@ -1,4 +1,5 @@
-"""Trains the cells of plans. Finished cells are skipped, interrupted ones resume, failed ones do not stop the others."""
+"""Trains the cells of plans. Finished cells are skipped, interrupted cells are resumed, and a failed cell does not stop
+others."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,14 +19,14 @@ POLL_SECONDS = 0.5
 
 
 class Overview(AbstractContextManager[Any], Protocol):
-    """Shows the progress of a queue. It is a context manager, so that the terminal is restored however the queue ends."""
+    """Shows the progress of a queue. It is a context manager, so that the terminal is always restored."""
 
     def note(self, text: str) -> None:
-        """Called before the queue begins and after it has ended, with what the user should know."""
+        """Called with notes for the user, before the queue begins and after it has ended."""
         ...
 
     def begin(self, cells: Sequence[Cell], finished: int) -> None:
-        """Called once, with the cells to train and the number of those that were finished before."""
+        """Called once, with the cells to train and the number of cells that are already finished."""
         ...
 
     def started(self, cell: Cell) -> None: ...
@@ -33,7 +34,7 @@ class Overview(AbstractContextManager[Any], Protocol):
     def step(self, cell: Cell, step: int) -> None: ...
 
     def busy(self, cell: Cell, doing: str) -> None:
-        """The run does something else than training, such as validating."""
+        """Called when the run does something other than training, such as validating."""
         ...
 
     def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None: ...
@@ -48,15 +49,15 @@ class Queue:
     waiting: list[Cell]
     running: dict[Path, Cell] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
-    """By the name of a cell, why it did not finish."""
+    """The reason why a cell did not finish, by the name of the cell."""
     stopped: bool = False
-    """Whether the user stopped it."""
+    """Whether the user stopped the queue."""
     complete: bool = False
-    """Whether no more runs are needed, although some may be left."""
+    """Whether no more runs are needed, even if some cells are not finished."""
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "Queue":
-        """Ordered by seed, so that all rows can be compared after the first few seeds."""
+        """The queue of some plans, ordered by seed, so that all rows can be compared after the first few seeds."""
         by_seed = sorted((cell for plan in plans for cell in plan.cells), key=lambda cell: cell.seed)
         cells = {cell.name: cell for cell in with_needed(by_seed)}
         queue = cls(plans, cells, [])
@@ -68,16 +69,16 @@ class Queue:
 
     @property
     def failed(self) -> bool:
-        """Whether a run did not finish for another reason than that it diverged."""
+        """Whether a run did not finish for a reason other than divergence."""
         return any(not failure(self.run(self.cells[name])).get("diverged") for name in self.troubles)
 
     def leave_out(self, plan: Plan, label: str) -> None:
-        """Removes the runs of a row from the queue, unless another plan has them, too."""
+        """Removes the runs of a row from the queue, unless another plan contains them."""
         others = {cell.name for each in self.plans for cell in each.cells if each is not plan or cell.label != label}
         self.waiting = [cell for cell in self.waiting if cell.label != label or cell.name in others]
 
     def next(self) -> Cell | None:
-        """The first cell that can start. A cell whose prerequisite did not finish is given up."""
+        """The next cell that can start. Cells whose prerequisite did not finish are skipped."""
         for cell in list(self.waiting):
             needed = cell.needs
             if needed is not None and status(self.run(needed)) != "finished":
@@ -101,8 +102,8 @@ def run_queue(
 ) -> None:
     """Trains every cell that is not finished. A plan's outcome is written after each of its cells and at the end.
 
-    `stop` says that the user asked to stop. `done` is called before the first run and after each, and says that no more are
-    needed.
+    `stop` returns whether the user has asked to stop. `done` is called before the first run and after each run, and returns
+    whether no more runs are needed.
     """
     for plan in queue.plans:
         write_outcome(plan)
@@ -155,7 +156,7 @@ def on_message(message: Message, queue: Queue, overview: Overview) -> None:
 
 
 def stale(plan: Plan) -> list[str]:
-    """Names of runs that the last outcome of this experiment has and its grid no longer has. They are kept on disk."""
+    """Names of runs in the last outcome of this experiment that are no longer in its grid. They are kept on disk."""
     try:
         earlier = report.read(plan.outcome).cells
     except CoupledQKError:

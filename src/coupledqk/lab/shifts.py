@@ -1,4 +1,4 @@
-"""What a variant changes in a trained model beside the metric of its experiment. Torch-free."""
+"""Measures how a variant changes properties of a trained model other than the metric of its experiment. Torch-free."""
 
 import math
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from .experiment import Property, Scale
 from .profiles import attention_profile
 
 Found = dict[tuple[str, str], dict[int, float]]
-"""By name and unit of a property, its value for each seed of a row."""
+"""Values of properties for each seed of a row, by name and unit of the property."""
 RATES = ("lr halved", "lr doubled")
-"""What the labels of the rows that `lr_sensitivity` reads end in."""
+"""Endings of the labels of the rows that `lr_sensitivity` uses."""
 RECALLED = 0.9
-"""The accuracy that counts as recall."""
+"""The accuracy from which the task counts as solved."""
 
 
 def find_shifts(plan: Plan) -> tuple[Shift, ...]:
-    """What the finished runs of a plan say about the properties that its experiment lists."""
+    """The changes of the properties that an experiment lists, from the finished runs of its plan."""
     spec = plan.scale.shifts if isinstance(plan.scale, Scale) else None
     if spec is None:
         return ()
@@ -36,7 +36,7 @@ def find_shifts(plan: Plan) -> tuple[Shift, ...]:
 def _shift(
     name: str, unit: str, variant: dict[int, float], baseline: dict[int, float], null: dict[int, float]
 ) -> Shift | None:
-    """None if no seed has both the variant and the baseline."""
+    """The change of one property; None if no seed has both the variant and the baseline."""
     differences, null_differences = (
         [row[seed] - baseline[seed] for seed in row if math.isfinite(row[seed] - baseline.get(seed, math.nan))]
         for row in (variant, null)
@@ -85,7 +85,7 @@ def context_gain(plan: Plan, label: str) -> Found:
 
 
 def lr_sensitivity(plan: Plan, label: str) -> Found:
-    """How much the loss rises when the learning rate is halved or doubled, the mean of both."""
+    """The mean increase of the loss when the learning rate is halved and when it is doubled."""
     at_rate, others = _losses(plan, label), [_losses(plan, f"{label}, {rate}") for rate in RATES]
     complete = [seed for seed in at_rate if all(seed in losses for losses in others)]
     rises = {seed: fmean(losses[seed] for losses in others) - at_rate[seed] for seed in complete}
@@ -128,4 +128,4 @@ PROPERTIES: dict[Property, Callable[[Plan, str], Found]] = {
     "entropy": _by_layer("entropy", "entropy of the attention", "nats"),
     "effective_rank": _by_layer("effective_rank", "effective rank of the attention", ""),
 }
-"""By name, how each is read from the runs of a row."""
+"""Functions that compute a property from the runs of a row, by the name of the property."""

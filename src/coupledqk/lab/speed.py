@@ -26,8 +26,8 @@ def training_speeds(
 ) -> dict[str, list[float]]:
     """Tokens per second of each configuration, one value per round.
 
-    In each round every configuration takes `steps` training steps, in an order that rotates, so that a machine whose speed
-    drifts slows all of them alike. `max_rows` limits the rows of a batch.
+    In each round every configuration takes `steps` training steps. The order rotates, so that a drift in the speed of the
+    machine affects all configurations equally. `max_rows` limits the number of rows in a batch.
     """
     speeds: dict[str, list[float]] = {name: [] for name in configs}
     with _limited_threads(next(iter(configs.values()))), tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ class _Training:
         self.events: Iterator[Event] = train(model, _RandomTokens(config), config, Checkpoints(folder, 1))
 
     def advance(self, steps: int) -> float:
-        """Takes steps and returns the tokens per second."""
+        """Takes training steps and returns the speed in tokens per second."""
         began = time.perf_counter()
         for _ in range(steps):
             while not isinstance(next(self.events), Step):
@@ -62,7 +62,7 @@ class _Training:
 
 
 class _RandomTokens:
-    """A Task of the same cost as language modelling, without a corpus."""
+    """A Task that costs as much as language modelling but needs no corpus."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.chance_loss = config, math.inf
@@ -81,7 +81,7 @@ class _RandomTokens:
 
 
 def _short(config: RunConfig, steps: int, max_rows: int | None) -> RunConfig:
-    """As many steps as are taken and one more, so that the run neither evaluates nor saves."""
+    """The configuration with one step more than will be taken, so that the run neither evaluates nor saves."""
     limits = {"steps": steps + 1, "warmup": 0, "eval_every": steps + 1, "save_every": steps + 1}
     rows = min(config.train.batch_size, max_rows or config.train.batch_size)
     return change(config, {**limits, "batch_size": rows})

@@ -1,4 +1,4 @@
-"""Plans, their progress and outcomes as text for a terminal."""
+"""Summaries of plans, their progress and outcomes as text for a terminal."""
 
 from collections.abc import Sequence
 
@@ -50,8 +50,8 @@ def cost_summary(plan: Plan) -> str:
         else f"on this machine, by {'finished runs' if known else 'a few training steps'}"
     )
     lines = [f"{plan.experiment.title} ({plan.experiment.source}), {plan.scale_name}", "", table(head, rows), ""]
-    said = f"{n_left} of {len(cells)} runs to do, one after another about {duration(3600 * total)} {source}."
-    left_out = [f"{label} is left out: {reason}" for label, reason in too_large(plan).items()]
+    said = f"{n_left} of {len(cells)} runs to do, about {duration(3600 * total)} one after another {source}."
+    left_out = [f"{label} is skipped: {reason}" for label, reason in too_large(plan).items()]
     return "\n".join([*lines, said, *left_out, *notes(plan)])
 
 

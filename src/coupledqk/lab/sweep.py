@@ -1,4 +1,4 @@
-"""A sweep over learning rates as an experiment. Torch-free."""
+"""A learning-rate sweep as an experiment. Torch-free."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SCALE = "lr"
 
 
 def sweep_experiment(base: RunConfig, lrs: Sequence[float], seeds: Sequence[int] = ()) -> Experiment:
-    """The same run with each of several peak learning rates; with the seed of `base` unless others are given."""
+    """An experiment that trains the same run with each of several peak learning rates, by default with the seed of `base`."""
     lrs = sorted(set(lrs))
     if len(lrs) < 2:
         raise CoupledQKError(f"--lrs {' '.join(map(str, lrs))}: expected at least two learning rates to compare")
@@ -27,14 +27,14 @@ def sweep_experiment(base: RunConfig, lrs: Sequence[float], seeds: Sequence[int]
         for seed in dict.fromkeys(seeds or (base.seed,))
     )
     name = variant_name(base)
-    caption = f"Each row is a peak learning rate of {name}, everything else being equal."
+    caption = f"Each row is a peak learning rate of {name}; all other settings are equal."
     scale = ListedScale(base.task.measure, cells)
     title, source, command = f"Learning rate of {name}", "your own settings", "coupledqk sweep"
     return Experiment("sweep", title, source, caption, {SCALE: scale}, command=command)
 
 
 def best_row(outcome: Outcome) -> Row:
-    """The learning rate with the best mean. One of which a run diverged is not chosen."""
+    """The row of the learning rate with the best mean. Learning rates with a diverged run are excluded."""
     sign = 1 if outcome.metric.better == "lower" else -1
     good = [row for row in outcome.rows if row.mean is not None and row.n == len(row.seeds)]
     if not good:
@@ -43,7 +43,8 @@ def best_row(outcome: Outcome) -> Row:
 
 
 def at_edge(outcome: Outcome) -> bool:
-    """Whether the best learning rate is the lowest or the highest of those tried, so that a better one may lie outside."""
+    """Whether the best learning rate is the lowest or the highest one tried, so that a better one may exist outside the
+    range."""
     return best_row(outcome) in (outcome.rows[0], outcome.rows[-1])
 
 

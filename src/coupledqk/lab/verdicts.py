@@ -1,7 +1,7 @@
-"""What the runs say about claims: estimates, tests and findings. `outcome.Verdict` defines the findings.
+"""Tests the claims of an experiment: estimates, tests and findings. `outcome.Verdict` defines the findings.
 
-A run that diverged, or never reached what its measure asks for, counts against its cell: its value is worse than any other, so
-the interval is open towards worse. A finding is given only if it holds however bad such runs are.
+A run that diverged, or did not reach the measure's target, counts against its cell: its value is worse than any other, so the
+interval is unbounded in the direction of worse values. A finding must hold for any values of such runs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ..statistics import (
 )
 
 Samples = Mapping[str, Mapping[int, float]]
-"""The metric of every finished run: by the cell's label, then by seed. NaN is a run that diverged, infinity one that never
-reached what its measure asks for."""
+"""The metric of every finished run, by label and seed. It is NaN for a run that diverged and infinite for a run that did not
+reach the measure's target."""
 Better = Literal["lower", "higher"]
 
 
 def judge(claim: Claim, samples: Samples, better: Better = "lower", prior: Prior | None = None) -> Verdict:
-    """A claim by itself. Too few seeds, diverged or missing runs never raise: they are said in the verdict."""
+    """The verdict on a single claim. Too few seeds, diverged runs and missing runs do not raise; the verdict mentions them."""
     (contrast,) = _moderated([_contrast(claim, samples, better)], prior)
     return _verdict(contrast, contrast.p(), LEVEL)
 
@@ -50,10 +50,10 @@ def judge_all(
     prior: Prior | None = None,
     level: float = LEVEL,
 ) -> list[Verdict]:
-    """The claims of one experiment: the primary one by itself, the others with Holm's correction for their number.
+    """The verdicts on the claims of one experiment: the primary claim is uncorrected, the others have Holm's correction.
 
-    The correction widens an interval to the level at which Holm's method tests its claim, so finding, interval and p agree.
-    Variances of paired differences are moderated: by `prior`, or by what the other claims of the experiment say about them.
+    The correction widens an interval to the level at which Holm's method tests its claim, so that finding, interval and p-value
+    agree. Variances of paired differences are moderated by `prior`, or by a prior estimated from the experiment's claims.
     A sequential comparison passes the nominal level of the look as `level`.
     """
     check_primary(claims)
@@ -80,20 +80,20 @@ def check_primary(claims: Sequence[Claim]) -> None:
     chosen = [claim.text for claim in claims if claim.primary]
     if claims and len(chosen) != 1:
         raise CoupledQKError(
-            f"an experiment declares one primary claim before it runs, given {len(chosen)}: set primary = true on one of them"
+            f"an experiment has one primary claim, given {len(chosen)}: set primary = true on one of them"
         )
 
 
 @dataclass(frozen=True)
 class _Failures:
-    """Seeds in which one cell's run failed and the other's did not, of those that both tried."""
+    """Numbers of seeds in which the run of one cell failed and that of the other did not, among seeds that both cells have."""
 
     ours: int = 0
     theirs: int = 0
     tried: tuple[int, int] = (0, 0)
 
     def decide(self, level: float) -> int:
-        """1 if the variant fails significantly more often than the baseline, −1 if less often, else 0."""
+        """1 if the variant fails significantly more often than the baseline, −1 if significantly less often, 0 otherwise."""
         n_ours, n_theirs = self.tried
         if not (self.ours or self.theirs) or failures_p(self.ours, n_ours, self.theirs, n_theirs) > level:
             return 0
@@ -104,19 +104,19 @@ class _Failures:
 class _Contrast:
     claim: Claim
     estimate: Estimate | SpreadRatio | None
-    """Of the seeds whose runs finished; None if they cannot be tested."""
+    """The estimate from the seeds whose runs finished; None if they cannot be tested."""
     n: tuple[int, int]
     failures: _Failures
     worse: int
     """The sign of a change for the worse."""
     notes: tuple[str, ...]
-    """On missing and failed runs."""
+    """Notes on missing and failed runs."""
     untestable: str = ""
-    """Why there is no estimate."""
+    """The reason why there is no estimate."""
 
     @property
     def paired_estimate(self) -> Estimate | None:
-        """Of differences seed by seed. Interactions, which have a noise of their own, are not counted."""
+        """The estimate if it is one of paired differences. Interactions are excluded, because their noise differs."""
         by_seed = len(self.claim.groups) == 1 and self.claim.elsewhere is None
         return self.estimate if by_seed and isinstance(self.estimate, Estimate) else None
 
@@ -128,7 +128,8 @@ class _Contrast:
         return self.estimate.p()
 
     def evidence(self, p: float, level: float) -> Evidence | None:
-        """Two one-sided tests at a level go with the interval that leaves out this level on either side."""
+        """The evidence at a level. Two one-sided tests at a level correspond to the interval that excludes this level on each
+        side."""
         claim, estimate = self.claim, self.estimate
         if estimate is None:
             return None
@@ -152,7 +153,7 @@ class _Contrast:
         )
 
     def bounds(self, evidence: Evidence | None, level: float) -> tuple[float, float]:
-        """The interval, with failed runs taken to be as bad as can be."""
+        """The interval, extended to infinity on the sides that failed runs could affect."""
         low, high = evidence.interval if evidence else (-math.inf, math.inf)
         failures, claim = self.failures, self.claim
         if claim.kind in ("less_variable", "interaction"):
@@ -164,7 +165,7 @@ class _Contrast:
 
 
 def _contrast(claim: Claim, samples: Samples, better: Better) -> _Contrast:
-    """The estimate of the claim's effect, or why there is none."""
+    """The contrast of a claim: the estimate of its effect, or the reason why there is none."""
     values, failures, notes = _values(claim, samples)
     worse = 1 if better == "lower" else -1
     variant, baseline, *elsewhere = values
@@ -183,7 +184,8 @@ def _contrast(claim: Claim, samples: Samples, better: Better) -> _Contrast:
 
 
 def _values(claim: Claim, samples: Samples) -> tuple[list[list[float]], _Failures, tuple[str, ...]]:
-    """Each cell's values, of the seeds that its whole group finished; how many runs failed; notes on runs that lack."""
+    """The values of each cell for the seeds that its whole group finished, the numbers of failed runs, and notes on missing
+    runs."""
     values, notes, failed = [], [], []
     for group in claim.groups:
         found = {label: samples.get(label, {}) for label in group}
@@ -226,7 +228,8 @@ def _verdict(contrast: _Contrast, p: float, level: float) -> Verdict:
 
 
 def _finding(claim: Claim, evidence: Evidence | None, low: float, high: float) -> Finding:
-    """By the bounds of the effect. A false difference and a false equivalence exclude each other, so they share one level."""
+    """The finding from the bounds of the effect. A false difference and a false equivalence are mutually exclusive errors, so
+    both tests have the same level."""
     if claim.kind == "equal":
         if evidence and evidence.equivalent:
             return "supported"
@@ -247,7 +250,7 @@ def _measured(claim: Claim, evidence: Evidence) -> str:
         what = f"the standard deviation of {claim.variant} is {size} that of {claim.baseline}"
     elif claim.elsewhere:
         there = "{} on {}".format(*claim.elsewhere)
-        what = f"the effect of {claim.variant} on {claim.baseline} less that of {there} is {size}"
+        what = f"the effect of {claim.variant} on {claim.baseline} minus that of {there} is {size}"
     else:
         what = f"{claim.variant} is {size} against {claim.baseline}"
     return f"{what} ({uncertainty(claim, evidence)})"

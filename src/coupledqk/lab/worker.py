@@ -32,7 +32,7 @@ SECONDS_BETWEEN_MESSAGES = 0.5
 
 def main() -> None:
     messages = Messages(os.fdopen(os.dup(1), "w"))
-    os.dup2(2, 1)  # the prints of libraries go to standard error
+    os.dup2(2, 1)  # output of libraries goes to standard error
     if torch.cuda.device_count() > 1:
         torch.cuda.set_device(int(sys.argv[1]) % torch.cuda.device_count())
     for text in iter(sys.stdin.readline, ""):
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 class Messages:
-    """A consumer of events that sends them to the scheduling process. If that process has ended, `closed` becomes true."""
+    """An event consumer that sends messages to the scheduling process. `closed` becomes true if that process has ended."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.closed, self.next_message = file, False, 0.0
@@ -65,7 +65,7 @@ class Messages:
 
 
 def train_job(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
-    """Trains the cell that a line describes. Its plugin is one that the user has named to the scheduling process."""
+    """Trains the cell described by an input line. The user has passed its plugin to the scheduling process."""
     folder = Path(job["folder"])
     try:
         if job["plugin"] is not None:
@@ -77,7 +77,7 @@ def train_job(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
 
 
 def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str, Any]:
-    """Trains a cell, from its last checkpoint if there is one, and returns the last message about it."""
+    """Trains a cell, resuming from its last checkpoint if there is one, and returns its last message."""
 
     def consumers(run: RunFolder) -> list[Consumer]:
         check_text(run)
@@ -109,7 +109,7 @@ def _failed(error: Exception, folder: Path) -> dict[str, Any]:
 
 
 def check_text(run: RunFolder) -> None:
-    """The amount of text is part of an experiment, so a corpus that is shorter than `max_tokens` is an error."""
+    """Raises if the corpus is shorter than `max_tokens`, since the amount of text is part of an experiment."""
     task = run.config.task
     if isinstance(task, DataConfig) and task.max_tokens is not None:
         there = run.info["corpus"]["splits"]["train"]["tokens"]
@@ -122,7 +122,7 @@ def check_text(run: RunFolder) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[Callable[[int], None] | None]:
-    """One worker tokenizes a corpus while the others wait and then find its shards."""
+    """Lets one worker tokenize a corpus while the others wait for its shards."""
     with lease.wait_for(folder / ".preparing"):
         yield None
 
