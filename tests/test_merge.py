@@ -72,5 +72,5 @@ def test_what_is_not_one_experiment_is_refused(files: dict[str, Path]):
     corpora = dict.fromkeys(two.origin.corpora, "0" * 64)
     with pytest.raises(CoupledQKError, match="different texts"):
         merge([one, replace(two, origin=replace(two.origin, corpora=corpora))])
-    with pytest.raises(CoupledQKError, match="more than rows and claims"):
+    with pytest.raises(CoupledQKError, match="more results than rows and claims"):
         merge([one, replace(two, answer=("Coupling helps.",))])
