@@ -78,7 +78,8 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(text: Path, tmp_p
     command = [sys.executable, "-m", "coupledqk", "train", "--out", str(tmp_path / "run"), *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    process.stderr.readline()
+    while "loss" not in process.stderr.readline():  # the text is being tokenized
+        pass
     process.send_signal(signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130

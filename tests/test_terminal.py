@@ -16,7 +16,8 @@ from coupledqk.errors import DivergedError
 from coupledqk.measure import PERPLEXITY
 from coupledqk.runs.progress import training_progress
 from coupledqk.runs.training import train_run
-from coupledqk.terminal import Bars, stop_on_signals, table, tokenizing, tracked, wrapped
+from coupledqk.signals import stop_on_signals
+from coupledqk.terminal import Bars, table, tokenizing, tracked, wrapped
 from coupledqk.training.events import Event, Step
 from small_runs import tiny
 

@@ -1,17 +1,16 @@
-"""What is shown on a terminal: tables, paragraphs, progress bars; and stopping on signals. Torch-free."""
+"""What is shown on a terminal: tables, paragraphs, progress bars. Torch-free."""
 
 import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 GAP = "  "
@@ -255,30 +254,3 @@ def announced(message: str, after: float = 5.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether to stop: Ctrl-C or SIGTERM has come. A second one raises KeyboardInterrupt at once.
-
-    Python delivers signals to the main thread only; in another thread this does nothing.
-    """
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        if "RANK" not in os.environ:  # torchrun asks too, when another process has failed
-            print("\nstopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..errors import CoupledQKError
 from ..schema import parse_seeds
-from ..terminal import stop_on_signals, table, wrapped
+from ..signals import advise, stop_on_signals
+from ..terminal import table, wrapped
 from .queue import WithQueue
 
 
@@ -54,6 +55,7 @@ class Compare(WithQueue):
         print(wrapped(comparison.describe()), file=sys.stdout if self.dry_run else sys.stderr)
         if self.dry_run:
             return
+        advise("stopped; the same command resumes")
         with stop_on_signals() as stop:
             queue = comparison.run(GridProgress(), stop)
         if queue.troubles:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import stop_on_signals, wrapped
+from ..signals import advise, stop_on_signals
+from ..terminal import wrapped
 
 if TYPE_CHECKING:
     from ..lab.cells import Plan
@@ -29,6 +30,7 @@ def train_plans(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines |
     from ..lab.laboratory import run_plans
     from ..lab.machines import LOCAL
 
+    advise("stopped; the same command resumes")
     with stop_on_signals() as stop:
         return run_plans(plans, jobs, stop=stop, machines=machines or LOCAL)
 

@@ -1,20 +1,16 @@
 """coupledqk train"""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..config import DataConfig, RunConfig
+from ..config import DataConfig
 from ..errors import CoupledQKError
 from ..report.listing import results_table
 from ..run_folder import RunFolder, default_name
 from ..schema import change, parse_flags, to_toml
+from ..signals import advise
 from ..terminal import is_first_process
 from .settings import WithSettings, settings_help
-
-if TYPE_CHECKING:
-    from ..runs import Run
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,11 @@ class Train(WithSettings):
         if self.dry_run:
             print(to_toml(config), end="")
             return
-        run = train_or_exit(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
+        plugin = f" --plugin {config.plugin.path}" if config.plugin else ""
+        advise(f"stopped; resume from the last checkpoint with\n\n    coupledqk train --resume {out}{plugin}")
+        from ..runs import train
+
+        run = train(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
         if not is_first_process():
             return
         hint = f": try `coupledqk generate {run.path} --prompt 'def '`" if isinstance(config.task, DataConfig) else ""
@@ -67,18 +67,3 @@ class Train(WithSettings):
 
 
 Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"
-
-
-def train_or_exit(config: RunConfig, out: Path, **options: bool) -> "Run":
-    """Trains with progress on the terminal. If it is interrupted, the program ends and says how to resume the run."""
-    from ..runs import train
-
-    try:
-        return train(config, out, **options)
-    except KeyboardInterrupt:
-        if not is_first_process():
-            sys.exit(130)
-        plugin = f" --plugin {config.plugin.path}" if config.plugin else ""
-        command = f"coupledqk train --resume {out}{plugin}"
-        print(f"stopped; resume from the last checkpoint with\n\n    {command}", file=sys.stderr)
-        sys.exit(130)

@@ -21,7 +21,7 @@ import torch
 
 from .. import lease
 from ..run_folder import RunFolder
-from ..terminal import stop_on_signals
+from ..signals import stop_on_signals
 from .worker import SECONDS_BETWEEN_MESSAGES, Messages, train_job
 
 

@@ -23,7 +23,7 @@ from ..plugins import load_plugin
 from ..run_folder import RunFolder
 from ..runs.training import train_run
 from ..schema import from_toml
-from ..terminal import stop_on_signals
+from ..signals import stop_on_signals
 from ..training.events import Consumer, Evaluating, Event, Finished, Started, Step
 from .cells import ERROR_FILE
 
@@ -93,6 +93,8 @@ def train_cell(config: RunConfig, folder: Path, messages: Messages) -> dict[str,
         return {"kind": "finished" if run.result else "interrupted"}
     except lease.HeldLeaseError as error:
         return {"kind": "busy", "error": str(error)}
+    except KeyboardInterrupt:
+        return {"kind": "interrupted"}
     except Exception as error:
         return _failed(error, folder)
 

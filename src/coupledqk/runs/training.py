@@ -16,13 +16,14 @@ from ..errors import CoupledQKError
 from ..provenance import origin
 from ..run_folder import RunFolder, Whole, default_name, variant_name
 from ..schema import flat
+from ..signals import nothing_to_save, stop_on_signals
 from ..tasks.adapt import Adapting
 from ..tasks.glue import SentenceClassification
 from ..tasks.lm import LanguageModelling
 from ..tasks.models import pick_device
 from ..tasks.mqar import AssociativeRecall
 from ..tasks.pretrained import PretrainedClassification
-from ..terminal import announced, stop_on_signals, tokenizing
+from ..terminal import announced, tokenizing
 from ..training import logs, loop
 from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
@@ -74,7 +75,7 @@ def train(
     """Trains a run and returns it: `train(recipe("nano", "euler", steps=200), "runs/mine").result["best"]`.
 
     The folder is runs/NAME unless given. An interrupted run resumes from its newest checkpoint; a finished one is returned as
-    it is. Ctrl-C lets the current step end, saves the run and then raises KeyboardInterrupt; the same call resumes it.
+    it is. Ctrl-C lets the current micro-batch end, saves the run and then raises KeyboardInterrupt; the same call resumes it.
     """
     path = Path("runs") / default_name(config) if path is None else Path(path)
 
@@ -117,8 +118,9 @@ def train_run(
             torch.set_num_threads(config.runtime.threads)
         if device.type == "cpu":
             keep_freed_memory()
-        task = _open_task(run, config, mesh, preparing)
-        model = task.build_model().to(device)
+        with nothing_to_save():
+            task = _open_task(run, config, mesh, preparing)
+            model = task.build_model().to(device)
         mesh.from_first(lambda: _describe(run, model, task))
         checkpoints = Checkpoints(run.path / "checkpoints", config.runtime.keep, run.verify_lock, whole, mesh)
         event: Event | None = None
@@ -131,7 +133,8 @@ def train_run(
                     listen(event)
         if isinstance(event, Finished):
             alone = mesh.whole_model(model, lambda: TASKS[config.task.kind](config, None).build_model())
-            mesh.from_first(lambda: _finish(run, task, alone, device), patient=True)
+            with nothing_to_save():
+                mesh.from_first(lambda: _finish(run, task, alone, device), patient=True)
     return run
 
 

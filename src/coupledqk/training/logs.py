@@ -31,13 +31,15 @@ class RunLog:
             case Started(step, device):
                 self.run.cut_logs(step)
                 self.metrics, self.timing = (self._open(f"{name}.jsonl") for name in ("metrics", "timing"))
+                self.validated = max((record["step"] for record in self.run.metrics("valid")), default=0)
                 self.clock, self.memory = Clock(self.run.timings()), PeakMemory(device)
             case Step(step) if step % self.log_every == 0:
                 self.metrics.write({"kind": "train", **train_record(event)})
                 timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mib()}
                 self.timing.write(timing)
             case Evaluation(step, tokens, metrics):
-                self.metrics.write({"kind": "valid", "step": step, "tokens": tokens, **metrics})
+                if step > self.validated:  # one that is repeated after a resume was logged before
+                    self.metrics.write({"kind": "valid", "step": step, "tokens": tokens, **metrics})
                 self.clock.pause(tokens)
             case Saving():
                 self.metrics.sync()

@@ -6,6 +6,7 @@ function of (seed, step), so that weights, optimiser, loss scaler and two counte
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -70,27 +71,69 @@ def train(
     yield Started(start, device, tuple(notes))
 
     watch = DivergenceWatch(task.chance_loss, checkpoints)
-    for step in range(start, config.train.steps):
-        update = take_step(fast_model, task, optimizer, scaler, config, step, watch, mesh)
-        yield update
-        done, last = step + 1, step + 1 == config.train.steps
-        if last or done % config.train.eval_every == 0:
-            yield Evaluating(done)
-            metrics = evaluate(fast_model, task, config, device, mesh)
-            watch.validation(done, metrics["loss"])
-            if metrics["loss"] < best:
-                best = metrics["loss"]
-                checkpoints.save_best(done, model, metrics)
-            yield Evaluation(done, update.tokens, metrics)
-        stopping = not last and mesh.any(stop())
-        if last or stopping or done % config.runtime.save_every == 0:
+    done, unvalidated = start, state.get("unvalidated_tokens")  # of a run that was stopped during a validation
+    try:
+        with stoppable(fast_model, stop, mesh):
+            for done in range(start + (unvalidated is None), config.train.steps + 1):
+                last = done == config.train.steps
+                if unvalidated is None:
+                    update = take_step(fast_model, task, optimizer, scaler, config, done - 1, watch, mesh)
+                    yield update
+                    unvalidated = update.tokens
+                if last or done % config.train.eval_every == 0:
+                    yield Evaluating(done)
+                    metrics = evaluate(fast_model, task, config, device, mesh)
+                    watch.validation(done, metrics["loss"])
+                    if metrics["loss"] < best:
+                        best = metrics["loss"]
+                        checkpoints.save_best(done, model, metrics)
+                    yield Evaluation(done, unvalidated, metrics)
+                unvalidated = None
+                if not last and mesh.any(stop()):
+                    done += 1  # none of the next step is done
+                    raise StopRequestedError
+                if last or done % config.runtime.save_every == 0:
+                    yield Saving(done)
+                    checkpoints.save(done, model, training_state(optimizer, scaler, best))
+    except StopRequestedError:
+        done -= unvalidated is None
+        if done > start:
             yield Saving(done)
-            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "best": best}
-            checkpoints.save(done, model, state)
-        if stopping:
-            yield Stopped(done)
-            return
+            checkpoints.save(done, model, training_state(optimizer, scaler, best, unvalidated))
+        yield Stopped(done)
+        return
     yield Finished(config.train.steps)
+
+
+class StopRequestedError(Exception):
+    """Within a step or an evaluation: the user asked to stop."""
+
+
+@contextmanager
+def stoppable(model: nn.Module, stop: Callable[[], bool], mesh: Mesh) -> Iterator[None]:
+    """Each pass of the model begins with asking whether to stop, so that a long step or evaluation can be left.
+
+    Several processes have to agree, which they do after a step.
+    """
+
+    def ask(*arguments: object) -> None:
+        if stop():
+            raise StopRequestedError
+
+    hook = model.register_forward_pre_hook(ask) if mesh.world == 1 else None
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def training_state(
+    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, best: float, unvalidated: int | None = None
+) -> dict[str, Any]:
+    """All of a checkpoint but the weights; `unvalidated` tokens were seen if the validation after the step is still to do."""
+    state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "best": best}
+    return state if unvalidated is None else {**state, "unvalidated_tokens": unvalidated}
 
 
 def take_step(
