@@ -155,9 +155,9 @@ def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
 
 
 def test_asked_to_stop_every_cell_is_saved_and_goes_on_later(corpus):
-    plan = plan_of(corpus, EXPERIMENT.replace("steps = 100", "steps = 400"), seeds=(0,))
-    asked = []
-    watch = Watch(asked.append)
+    plan = plan_of(corpus, EXPERIMENT.replace("steps = 100", "steps = 40_000"), seeds=(0,))
+    asked, watch = [], Watch()
+    watch.step = lambda cell, step: asked.append(cell) if step else None
     run_queue(Queue.of([plan]), LocalPool(1), watch, stop=lambda: bool(asked))
     assert watch.endings == {("standard", 0): "interrupted"}
     run = plan.run(plan.cells[0])
