@@ -1,5 +1,7 @@
 """The private parts of PyTorch that this package depends on, in one place: check them when PyTorch changes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +25,6 @@ def int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return torch.ops.aten._weight_int8pack_mm(x, weight, scale)
 
 
-def default_store() -> "torch._C._distributed_c10d.Store":
+def default_store() -> Any:
     """The key-value store that the processes of a torch.distributed job share."""
     return torch.distributed.distributed_c10d._get_default_store()

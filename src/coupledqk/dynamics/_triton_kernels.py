@@ -15,7 +15,7 @@ own: no atomics, the same bits every time.
 The G queries of a group are padded to GROUP, a power of two, and the width d to D; what is padded is 0 and stays 0.
 """
 # Branches on constexpr values are resolved when a kernel is compiled, so that no variable is unbound.
-# pyright: reportPossiblyUnbound=false
+# pyright: reportPossiblyUnboundVariable=false
 
 # pyright: reportArgumentType=false
 # A kernel is not Python: Triton makes a constexpr of a literal by itself.
