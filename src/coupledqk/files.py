@@ -244,7 +244,7 @@ def file_errors(path: PathLike, verb: Literal["read", "write", "remove"]) -> Ite
     try:
         yield
     except OSError as error:
-        raise _explained(path, verb, error) from error
+        raise explained(error, path, verb) from error
     except MemoryError as error:
         raise FileError(f"cannot {verb} {path}: out of memory; close other programs, or use a smaller model") from error
 
@@ -272,7 +272,8 @@ _ADVICE = {
 }
 
 
-def _explained(path: PathLike, verb: str, error: OSError) -> FileError:
+def explained(error: OSError, path: PathLike, verb: str = "use") -> FileError:
+    """What the operating system says about a file, as an error that says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_space(path)
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -5,6 +5,7 @@ that uses a plugin contains the file's SHA-256 and can be constructed only in a 
 """
 
 import hashlib
+import stat
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -43,11 +44,15 @@ class Plugin:
 
 def load_plugin(path: str | Path) -> Plugin:
     """Executes a plugin file, once per process. Dynamics, scorings and variants it registers can then be used by name."""
-    file = Path(path).resolve()
     try:
+        file = Path(path).resolve()
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise CoupledQKError(f"plugin {path} cannot be read (not a regular file): name a Python file")
         source = file.read_bytes()
     except OSError as error:
         raise CoupledQKError(f"plugin {path} cannot be read ({error.strerror}): name a Python file") from None
+    except RuntimeError:  # of pathlib
+        raise CoupledQKError(f"plugin {path} cannot be read (its links lead in a circle): name a Python file") from None
     sha256 = hashlib.sha256(source).hexdigest()
     if sha256 in _paths:
         return Plugin(_paths[sha256], sha256)

@@ -16,6 +16,7 @@ found when it is read. Folders from before there were checksums can be read too.
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -300,4 +301,7 @@ def default_name(config: RunConfig) -> str:
 
 
 def find_runs(folder: Path) -> list[RunFolder]:
-    return [RunFolder(path.parent) for path in sorted(folder.rglob("config.toml"))]
+    """The runs in a folder and below it. Folders that cannot be read, or vanish meanwhile, are passed over."""
+    return [
+        RunFolder(path) for path in sorted(Path(path) for path, _, names in os.walk(folder) if "config.toml" in names)
+    ]

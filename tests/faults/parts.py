@@ -27,8 +27,8 @@ class Options:
     """Flips after which a stopped run is resumed; the others are followed by reading all of a finished run."""
     inputs: int = 20_000
     """Spoiled files for each reader."""
-    disks: int = 300
-    cuts: int = 300
+    disks: int = 200
+    cuts: int = 200
     steps: int = 20_000
     seed: int = 0
 

@@ -107,9 +107,13 @@ def _of_run(name: str, old: bool) -> Callable[[Samples], Reader]:
 
         def read() -> None:
             run = Run.open(folder)
-            run_record(run)
-            run.tokenizer()
-            run.whole()
+            if name == "tokenizer.json":
+                run.tokenizer()
+                return
+            if name in ("config.toml", "metrics.jsonl"):
+                run_record(run)
+            if name in ("metrics.jsonl", "timing.jsonl"):
+                run.whole()
             snapshot = Snapshot.read(folder)
             _ = snapshot.best, snapshot.latest, snapshot.tokens_per_second, snapshot.baselines, snapshot.position_losses
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import CoupledQKError, unknown
+from ..files import explained
 from ..plugins import load_plugin
 from ..terminal import wrapped
 from .plugin import WithPlugin
@@ -28,6 +29,11 @@ COMMANDS: dict[str, type[Any]] = {
     word: getattr(importlib.import_module(f".{MODULES.get(word, word)}", __name__), word.capitalize()) for word in WORDS
 }
 
+NAMED_BY_USER = (
+    errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS, errno.ENOSPC, errno.EMFILE,
+)  # fmt: skip
+"""What the operating system says about a path that a command only asks about: a matter of the path, not of the program."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -36,8 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CoupledQKError as error:
         fail(str(error))
     except OSError as error:
+        if error.filename is not None and error.errno in NAMED_BY_USER:
+            fail(str(explained(error, error.filename)))
         if error.errno == errno.ENOSPC:
-            fail(f"the disk is full ({error.filename or 'while writing'}): free some space; what was saved is unharmed")
+            fail("the disk is full: free some space; what was saved is unharmed")
         if isinstance(error, BrokenPipeError):
             # the reader has gone (`coupledqk runs | head`); nothing is left to say, not even at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,7 @@
 """Expands an experiment into its cells, the runs that fill its table. Torch-free."""
 
 import itertools
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,13 +154,20 @@ def _rows(grid: Grid, where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
             for _, bundle in values:
                 settings |= bundle
             names = dict(zip(grid.axes, (name for name, _ in values), strict=True))
-            try:
-                yield grid.label.format(variant=variant, **names), variant, settings
-            except (KeyError, IndexError) as error:
-                known = ", ".join(f"{{{name}}}" for name in ("variant", *grid.axes))
-                raise CoupledQKError(
-                    f"{where}: label {grid.label!r} contains {error}, which is not an axis: choose from {known}"
-                ) from None
+            yield fill(grid.label, {"variant": variant, **names}, f"{where}: label"), variant, settings
+
+
+def fill(template: str, names: Mapping[str, str], where: str) -> str:
+    """A text with {name} filled in. Only plain names are allowed, because formats and attributes could ask for anything."""
+    try:
+        fields = [field for _, *field in string.Formatter().parse(template) if field[0] is not None]
+    except ValueError as error:
+        raise CoupledQKError(f"{where} {template!r} is malformed ({error}): write names as {{name}}") from None
+    for name, spec, conversion in fields:
+        if spec or conversion or name not in names:
+            known = ", ".join(f"{{{name}}}" for name in names)
+            raise CoupledQKError(f"{where} {template!r} contains {name!r}, which is not an axis: choose from {known}")
+    return template.format(**names)
 
 
 def _cell(
@@ -214,7 +222,7 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
         wanted |= set(scale.seeds_of)
         wanted |= set(scale.shifts.labels if scale.shifts else ())
         wanted |= {
-            label.format(size=size)
+            fill(label, {"size": size}, f"{where}: label")
             for spec in scale.ladders
             for label in (spec.variant, spec.baseline)
             for size in spec.sizes
