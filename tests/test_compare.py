@@ -261,7 +261,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "which text?"),
+        ([], "no text given"),
         (["--corpus", "nowhere.txt"], "there is no file or folder nowhere.txt"),
         (["--corpus", "short.txt"], "short.txt is too small to compare on: it has less than 128,000 characters"),
         (["--corpus", "modules.txt", "--seeds", "3"], "--seeds 3: expected at least two"),

@@ -341,7 +341,7 @@ def test_a_row_without_any_run_has_dashes_and_breaks_nothing() -> None:
     )
     assert results_table(outcome).rows[1][1:4] == ("–", "0 of 1", "–")
     page = html_report([outcome])
-    assert "One seed cannot carry a claim" in text_of(page)
+    assert "One seed does not support a claim" in text_of(page)
     charts = re.findall("<svg.*?</svg>", page, re.DOTALL)
     assert [curve.get("data-name") for curve in elements(charts[0], "g", "series")] == ["standard", "diff"]
     markdown_report([outcome])
@@ -408,10 +408,10 @@ def test_the_command_takes_run_folders_too(tmp_path: Path) -> None:
     [
         ([], "nothing to report on"),
         (["nowhere"], "nowhere: no such file or folder"),
-        (["empty"], "found no outcome of an experiment and no run there"),
-        (["lab", "run"], "run holds no outcome, but others do"),
+        (["empty"], "found neither an outcome of an experiment nor a run"),
+        (["lab", "run"], "run contains no outcome, but other paths do"),
         (["lab", "-o", "report.pdf"], "expected a file name that ends in .html, .md, .tex"),
-        (["run", "-o", "run.md"], "run folders are reported as a page"),
+        (["run", "-o", "run.md"], "run folders are reported as HTML"),
     ],
 )
 def test_mistakes_are_said_in_one_line(

@@ -127,7 +127,7 @@ def test_a_rung_that_does_not_fit_is_said_and_the_rest_runs(mine, monkeypatch, c
     assert "standard, L is skipped: a run needs at least 0.0 GiB of memory" in capsys.readouterr().out
     main(["reproduce", str(mine)])
     said = capsys.readouterr()
-    assert "hamiltonian, L is left out" in said.err
+    assert "hamiltonian, L is skipped" in said.err
     assert [row.n for row in run_experiment(mine, progress=False).rows] == [2, 2, 0, 2, 2, 0]
 
 

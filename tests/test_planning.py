@@ -190,9 +190,9 @@ NANO = ("plan", "--recipe", "nano")
         ((*NANO, "--flops", "1e12"), "give both"),
         ((*NANO, "--flops", "1e12", "--memory", "0"), "--memory 0: expected greater than 0"),
         ((*NANO, "--precision", "bf16"), "RTX 2080 Ti has no bf16"),
-        ((*NANO, "--micro-batch", "4"), "--micro-batch is chosen by the plan"),
+        ((*NANO, "--micro-batch", "4"), "--micro-batch is determined by the plan"),
         (("plan", "laddr"), "unknown experiment 'laddr'"),
-        (("plan", "large", "--lr", "1"), "takes one experiment and no settings"),
+        (("plan", "large", "--lr", "1"), "takes no settings"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture) -> None:

@@ -149,7 +149,7 @@ def test_a_chart_names_itself_and_every_series_with_escaped_labels() -> None:
         ([], "at least one series"),
         ([Series("euler", [])], "'euler' has no point that can be drawn"),
         ([Series("a", [(1, 1)]), Series("euler", [(1, math.nan)])], "'euler' has no point that can be drawn"),
-        ([Series("euler", [(1, 1), (2, 2)], band=[(0, 2)])], "2 points, but a band around 1"),
+        ([Series("euler", [(1, 1), (2, 2)], band=[(0, 2)])], "2 points, but a band of 1"),
     ],
 )
 def test_a_chart_without_data_is_refused(series: list[Series], says: str) -> None:
@@ -260,7 +260,7 @@ def test_a_long_training_curve_is_averaged_and_says_so(tmp_path: Path) -> None:
 def test_the_page_shows_step_sizes_of_coupled_runs_only(tmp_path: Path, demo: list[Path]) -> None:
     text = text_of(page_of(demo, tmp_path))
     assert (
-        "euler: step size dt, which began at 0.1, after 300 steps head 0 1 layer 0 0.100 0.250 layer 1 0.125 0.062"
+        "euler: step size dt, initially 0.1, after 300 steps head 0 1 layer 0 0.100 0.250 layer 1 0.125 0.062"
         in text
     )
     assert text.count("step size dt") == 1
@@ -278,7 +278,7 @@ def test_the_page_says_where_the_runs_differ_and_where_they_come_from(tmp_path: 
 
 
 def test_one_seed_is_called_one_seed_and_several_are_not(tmp_path: Path) -> None:
-    claim = "One seed cannot carry a claim: differences of this size may be noise"
+    claim = "One seed does not support a claim: differences of this size may be noise"
     runs = [make_run(tmp_path / f"{v}-{seed}", v, seed) for v in ("standard", "euler") for seed in (0, 1)]
     assert claim in text_of(page_of([runs[0], runs[2]], tmp_path))
     assert claim in text_of(page_of(runs[:3], tmp_path)), "euler has one seed"

@@ -250,7 +250,7 @@ def test_one_seed_is_said_to_be_too_few(corpus):
     two = EXPERIMENT.replace('seeds_of."standard, lr 1e+20" = [0]', "")
     assert notes(plan_of(corpus, two, seeds=(0, 1))) == []
     (note,) = notes(plan_of(corpus, two, seeds=(0,)))
-    assert "a test needs two" in note
+    assert "a test requires at least two" in note
 
 
 def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):

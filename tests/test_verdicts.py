@@ -225,7 +225,7 @@ def test_a_look_of_a_sequential_comparison_has_its_own_level() -> None:
 @pytest.mark.parametrize("number", [0, 2])
 def test_an_experiment_has_one_primary_claim(number) -> None:
     claims = [claim(primary=i < number) for i in range(3)]
-    with pytest.raises(CoupledQKError, match=f"one primary claim before it runs, given {number}"):
+    with pytest.raises(CoupledQKError, match=f"one primary claim, given {number}"):
         judge_all(claims, {})
     assert judge_all([], {}) == []
 

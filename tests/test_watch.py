@@ -44,7 +44,7 @@ def test_a_running_run_shows_its_progress_speed_and_time_left(tmp_path: Path) ->
     steps = run.config.train.steps
     left = (steps - 100) / 2 / 3600
     assert f"euler running 100 of {steps:,} {left:.1f} h 4.300 90.02 1,100" in text  # exp(4.5) is 90.02
-    assert "step size dt, which began at 0.1, after 100 steps head 0 1 layer 0 0.100 0.250" in text
+    assert "step size dt, initially 0.1, after 100 steps head 0 1 layer 0 0.100 0.250" in text
     assert f"euler interrupted 100 of {steps:,} – 4.300" in text_of(watch_part([tmp_path]))
 
 
@@ -100,7 +100,7 @@ def test_a_run_is_listed_once_and_hostile_names_stay_text(tmp_path: Path) -> Non
     [
         ([], "no folder given"),
         (["nowhere"], "nowhere: no such folder"),
-        (["empty"], "empty: no run there yet"),
+        (["empty"], "empty: contains no run"),
     ],
 )
 def test_a_mistake_is_one_line(

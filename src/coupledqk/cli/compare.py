@@ -13,10 +13,11 @@ from .queue import WithQueue
 
 @dataclass(frozen=True)
 class Compare(WithQueue):
-    """Ask whether coupling helps on your own text: an answer with its uncertainty and its cost, within a time budget.
+    """Test whether coupling helps on your own text: an answer with its uncertainty and its cost, within a time budget.
 
     Trains pairs of small models, one with standard and one with coupled (euler) attention, until the result is conclusive, both
-    are shown to be equivalent within ±1%, or the budget is spent. Interrupted, it resumes from the last checkpoints.
+    are shown to be equivalent within ±1%, or the budget is spent. If interrupted, the same command resumes from the last
+    checkpoints.
 
     Try it:
 
@@ -26,19 +27,19 @@ class Compare(WithQueue):
     """
 
     corpus: str = ""
-    """The text: a file, a folder, or a corpus known by name."""
+    """The text: a file, a folder, or the name of a corpus."""
     minutes: float = 30
-    """The time budget. It decides how long the models train and how many pairs of seeds there are."""
+    """Time budget in minutes. It determines the length of the runs and the number of pairs of seeds."""
     all: bool = False
     """Also train hamiltonian, differential attention, and controls that add the same parameters without coupling."""
     variants: tuple[str, ...] = ()
-    """Also these variants, such as those of your plugin."""
+    """Further variants to train, such as those of your plugin."""
     seeds: tuple[str, ...] = ()
     """Train exactly these seeds, such as 0-7, instead of stopping at the first conclusive result."""
     out: Path = Path("compare")
-    """Where the runs, the outcome and compare.html go."""
+    """Folder for the runs, the outcome and compare.html."""
     dry_run: bool = False
-    """Print what the budget allows and what it could detect, and stop."""
+    """Print the runs that fit the budget and the effect they can detect, and exit."""
 
     def run(self) -> None:
         from ..lab.compare import COUPLED, OTHERS, Comparison
@@ -48,7 +49,9 @@ class Compare(WithQueue):
         from ..report.tables import results_table
 
         if not self.corpus:
-            raise CoupledQKError("which text? Name a file, a folder or a corpus: coupledqk compare --corpus PATH")
+            raise CoupledQKError(
+                "no text given: name a file, a folder or a corpus, as in coupledqk compare --corpus PATH"
+            )
         variants = tuple(dict.fromkeys((*COUPLED, *self.variants, *(OTHERS if self.all else ()))))
         seeds, machines = parse_seeds(self.seeds), self.machines()
         comparison = Comparison.open(self.corpus, self.minutes, variants, seeds, self.jobs, self.out, machines)

@@ -14,17 +14,17 @@ from .settings import WithSettings
 VALUES: dict[str, tuple[str, ...]] = {
     "variant": tuple(VARIANTS), "variants": tuple(VARIANTS), "recipe": tuple(RECIPES), "preset": tuple(PRESETS),
 }  # fmt: skip
-"""Of flags whose values are names, by the name of the flag."""
+"""Values to offer for flags that take names, by the name of the flag."""
 
 
 @dataclass(frozen=True)
 class Completion:
     """Print a completion script for your shell: commands, flags and the names that flags take.
 
-    For the current shell, and for good:
+    Enable it in the current shell, or permanently as described in the comments:
 
-        eval "$(coupledqk completion bash)"                 # the same line in ~/.bashrc
-        eval "$(coupledqk completion zsh)"                  # the same line in ~/.zshrc, below compinit
+        eval "$(coupledqk completion bash)"                 # permanently: add this line to ~/.bashrc
+        eval "$(coupledqk completion zsh)"                  # permanently: add this line to ~/.zshrc, below compinit
         coupledqk completion fish | source                  # or > ~/.config/fish/completions/coupledqk.fish
     """
 
@@ -40,11 +40,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class _Words:
-    """What can follow the name of a command."""
+    """The words that can follow the name of a command."""
 
     about: str
     flags: dict[str, tuple[str, ...]]
-    """By flag, the values to offer; none for a flag whose value is free or a file."""
+    """Values to offer by flag; empty for a flag that takes any value or a file."""
     names: tuple[str, ...]
     """Values of positional arguments."""
 
@@ -66,7 +66,7 @@ class _Words:
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """The values of a Literal, also inside of Optional or a tuple."""
+    """The values of a Literal, including one inside an Optional or a tuple."""
     if typing.get_origin(kind) is Literal:
         return tuple(str(value) for value in typing.get_args(kind))
     return tuple(choice for part in typing.get_args(kind) for choice in _choices(part))
@@ -114,7 +114,7 @@ def _zsh(commands: dict[str, _Words]) -> str:
 
 
 def _shell_cases(commands: dict[str, _Words], command: str, before: str) -> Iterable[str]:
-    """Sets `values` by the command, and by the flag before the cursor if its values are known."""
+    """Lines that set `values` from the command and, if its values are known, from the flag before the cursor."""
     yield f"        case {command} in"
     for name, words in commands.items():
         yield f"            {name})"

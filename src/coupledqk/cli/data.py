@@ -24,16 +24,16 @@ class Data:
     """
 
     action: Literal["prepare", "info", "verify"]
-    """prepare tokenizes the corpus and says where the tokens are kept; info prints its statistics, tokenizing it if needed;
-    verify reads the tokens that are kept and compares their checksums, whatever their size."""
+    """prepare tokenizes the corpus and prints where the tokens are stored. info prints statistics of the corpus and tokenizes
+    it if needed. verify reads all stored tokens and compares their checksums."""
     corpus: str = "python-stdlib"
     """Corpus: python-stdlib, wikitext-2, wikitext-103, openwebtext, pubmed, or a local file or folder."""
     tokenizer: str = "bpe:2048"
-    """Tokenizer: gpt2, bytes, or bpe:N, which is trained on the corpus itself."""
+    """Tokenizer: gpt2, bytes, or bpe:N for a byte-level BPE with N tokens trained on the corpus itself."""
     data_dir: Path | None = None
-    """Folder with a local copy of a named corpus; without it, the corpus comes from the Hugging Face hub."""
+    """Folder with a local copy of a named corpus. By default the corpus is loaded from the Hugging Face hub."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """What to do with bytes that are not UTF-8: refuse the text, or replace them."""
+    """How text that is not valid UTF-8 is handled: strict raises an error, replace substitutes invalid bytes by U+FFFD."""
     jobs: int | None = None
     """Number of processes that tokenize, by default one per core. The tokens do not depend on it."""
     json: bool = False
@@ -48,9 +48,7 @@ class Data:
         config = DataConfig(self.corpus, self.tokenizer, folder, encoding_errors=self.encoding_errors)
         if self.action == "verify":
             size = verify(config)
-            print(
-                json.dumps({"bytes": size}) if self.json else f"All {size:,} bytes of tokens are as they were written."
-            )
+            print(json.dumps({"bytes": size}) if self.json else f"All {size:,} bytes of tokens match their checksums.")
             return
         info = open_text(config, jobs=self.jobs).info
         if self.json:
@@ -64,4 +62,4 @@ class Data:
         print(table(["split", "bytes", "documents", f"{self.tokenizer} tokens"], splits))
         print(f"\nContent hash: {info.hash}")
         if self.action == "prepare":
-            print(f"Tokens are kept in {cache_folder()}")
+            print(f"Tokens are stored in {cache_folder()}")

@@ -13,10 +13,10 @@ from .output import command_line, exit_unless_finished, train_plans
 
 @dataclass(frozen=True)
 class Demo:
-    """Watch a standard and a coupled model learn Python side by side, without a network, in under five minutes on two cores.
+    """Train a standard and a coupled model on Python code side by side, offline, in under five minutes on two cores.
 
     Trains both on the sources of Python's standard library, with the same seed and the same data, and compares them with n-gram
-    models of the same text. Interrupted, it resumes from the last checkpoints.
+    models of the same text. If interrupted, the same command resumes from the last checkpoints.
 
     Try it:
 
@@ -27,7 +27,7 @@ class Demo:
     out: Path = Path("demo")
     """Folder for the runs, the report and the explorer's page."""
     steps: int = 4_000
-    """Training steps of each model."""
+    """Number of training steps of each model."""
 
     def run(self) -> None:
         with status("loading …"):
@@ -56,4 +56,4 @@ class Demo:
         standard, coupled = (run.path for run in runs)
         print(NEXT_STEPS.format(command=command_line(), standard=standard, coupled=coupled))
         if importlib.util.find_spec("scipy") is None:
-            print("\n    analyze with two runs and compare need SciPy: pip install 'coupledqk[lab]'")
+            print("\n    compare, and analyze with two runs, need SciPy: pip install 'coupledqk[lab]'")

@@ -13,8 +13,8 @@ MARKS = {"ok": "✓", "absent": "–", "problem": "✗"}
 class Doctor:
     """Check this environment: packages, extras, GPU, Triton, folders, tokenizer, the speed of matrix products.
 
-    Each line is one check: ✓ works, – is optional and not there, ✗ is a problem, with what to do about it. The exit code is 1
-    if there is a problem.
+    Each line is one check: ✓ works, – is optional and not available, ✗ is a problem, with advice. The exit code is 1 if
+    there is a problem.
 
     Try it:
 

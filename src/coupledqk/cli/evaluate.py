@@ -23,17 +23,18 @@ class Eval(WithPlugin):
     run_folder: Path
     """Run folder."""
     corpus: str | None = None
-    """Corpus to evaluate on, by name, file or folder; the run's own unless given. It is read with the run's tokenizer."""
+    """Corpus to evaluate on (a name, a file or a folder), tokenized with the run's tokenizer. The default is the run's
+    corpus."""
     data_dir: Path | None = None
     """Folder with a local copy of a named corpus."""
     split: Literal["valid", "test", "train"] = "valid"
     """Split of the corpus to evaluate on."""
     checkpoint: Literal["best", "final"] = "best"
-    """Weights to evaluate: those with the lowest validation loss, or the final ones."""
+    """Weights to evaluate: those with the lowest validation loss (best), or those after the last step (final)."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
     int8: bool = False
-    """Evaluate with weight matrices rounded to 8 bits too, as `coupledqk generate --int8` uses them."""
+    """Also evaluate with weight matrices quantized to 8 bits, as `coupledqk generate --int8` uses them."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -14,9 +14,9 @@ TEXT = 'with open(path) as file:\n    text = file.read()\nwith open(path, "w") a
 
 @dataclass(frozen=True)
 class Explore(WithSample, WithPlugin):
-    """Show where each head of a trained run looks on a text of your own, and what coupling changes; or compare two runs.
+    """Show the attention of each head of a trained run on a text of your own, and how coupling changes it; or compare two runs.
 
-    Writes one HTML page that needs no network, or with --serve reads texts while they are typed.
+    Writes one HTML page that works offline. With --serve, the page shows the attention on text as you type.
 
     Try it:
 
@@ -29,19 +29,19 @@ class Explore(WithSample, WithPlugin):
     run_folders: tuple[Path, ...]
     """One run folder, or two to compare."""
     text: str = TEXT
-    """Text that the runs read; - takes it from standard input."""
+    """Text for the runs to read; - reads it from standard input."""
     cut: bool = False
-    """Keep the beginning of a text that is too long."""
+    """Truncate a text that is too long instead of refusing it."""
     out: Path = Path("explore.html")
     """Page to write."""
     serve: bool = False
-    """Serve the page and read texts while they are typed, instead of writing a file."""
+    """Serve a page in which you can type texts, instead of writing a file."""
     port: int = 8000
-    """Port to listen on with --serve; 0 takes any free port."""
+    """Port to listen on with --serve; 0 selects a free port."""
     host: str = "127.0.0.1"
-    """Address to listen on with --serve. The default can be reached from this machine only."""
+    """Address to listen on with --serve. The default is reachable from this machine only."""
     checkpoint: Literal["best", "final"] = "best"
-    """Checkpoint to load."""
+    """Weights to load: those with the lowest validation loss (best), or those after the last step (final)."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
 

@@ -15,13 +15,13 @@ class Export(WithPlugin):
 
         coupledqk export runs/NAME exported/NAME
 
-    In Python it then loads with `import coupledqk.hf` and transformers' AutoModelForCausalLM.from_pretrained.
+    To load it in Python, `import coupledqk.hf` and call transformers' AutoModelForCausalLM.from_pretrained.
     """
 
     run_folder: Path
-    """The run."""
+    """Folder of a finished run."""
     folder: Path
-    """Where to write; it must not exist yet."""
+    """Folder to write; it must not exist."""
     push: str | None = None
     """Repository on the Hugging Face hub to upload the folder to, as user/name; it is created if it does not exist."""
 

@@ -13,7 +13,7 @@ from .sample import WithSample
 
 @dataclass(frozen=True)
 class Generate(WithSample, WithPlugin):
-    """Continue a text with a trained run, token by token as it is sampled.
+    """Continue a text with a trained run, printing each token as it is sampled.
 
     Try it:
 
@@ -24,25 +24,25 @@ class Generate(WithSample, WithPlugin):
     """
 
     run_folders: tuple[Path, ...]
-    """The run folder; one."""
+    """The run folder."""
     prompt: str = "\n"
     """Text to continue; - reads it from standard input."""
     tokens: int = 100
-    """Number of tokens to add; an end-of-text token ends the text earlier."""
+    """Maximum number of tokens to generate; generation stops early at an end-of-text token."""
     temperature: float = 0.8
-    """Sampling temperature; 0 takes the most likely token each time."""
+    """Sampling temperature; 0 always selects the most likely token."""
     top_k: int | None = None
-    """Sample among the k most likely tokens only."""
+    """Sample from the k most likely tokens only."""
     top_p: float | None = None
-    """Sample among the smallest set of tokens with this probability."""
+    """Sample from the smallest set of tokens whose total probability is at least p (nucleus sampling)."""
     seed: int | None = None
     """Seed of the sampling; the same seed gives the same text."""
     checkpoint: Literal["best", "final"] = "best"
-    """Weights to sample from: those with the lowest validation loss, or the final ones."""
+    """Weights to sample from: those with the lowest validation loss (best), or those after the last step (final)."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
     int8: bool = False
-    """Round the weight matrices to 8 bits, for faster tokens on a CPU; `coupledqk eval --int8` shows the perplexity."""
+    """Quantize the weight matrices to 8 bits, for faster generation on a CPU; `coupledqk eval --int8` shows the perplexity."""
 
     def run(self) -> None:
         prompt = sys.stdin.read() if self.prompt == "-" else self.prompt
@@ -63,7 +63,7 @@ class Generate(WithSample, WithPlugin):
                 self.device,
                 self.int8,
             )
-            # whatever is wrong with the run or the prompt is said before the prompt is repeated
+            # errors in the run or the prompt are reported before the prompt is printed
             first = next(pieces, "")
         print(prompt, end=first, flush=True)
         for piece in pieces:

@@ -12,8 +12,8 @@ from .queue import WithQueue
 class Glue(WithQueue):
     """Fine-tune trained runs on a GLUE task: accuracy of each attention variant, with statistics over seeds.
 
-    Each run is fine-tuned with the seed that it was pretrained with, all weights and a new linear head. Interrupted, it resumes
-    from the last checkpoints.
+    All weights of each run and a new linear head are fine-tuned, with the seed of the run's pretraining. If interrupted, the
+    same command resumes from the last checkpoints.
 
     Try it:
 
@@ -22,21 +22,21 @@ class Glue(WithQueue):
     """
 
     runs: tuple[Path, ...]
-    """Language models: of each attention variant one run per seed, the baseline first."""
+    """Run folders of language models: one run per seed of each attention variant, the baseline first."""
     task: Literal["sst2", "mnli", "qnli"] = "sst2"
     """The GLUE task."""
     data_dir: Path | None = None
-    """A folder with SST-2/, MNLI/ and QNLI/ in GLUE's own format; from the Hugging Face hub unless given."""
+    """Folder with SST-2/, MNLI/ and QNLI/ in GLUE's own format. By default the data is loaded from the Hugging Face hub."""
     max_examples: int | None = None
-    """Training examples to use, from the beginning; all unless given."""
+    """Number of training examples to use, from the beginning of the training set; all by default."""
     epochs: int | None = None
-    """Passes over the examples; the paper's 5 (sst2, qnli) or 3 (mnli) unless given."""
+    """Number of passes over the examples; by default the paper's 5 (sst2, qnli) or 3 (mnli)."""
     lr: float = 2e-5
-    """Peak learning rate; the paper's unless given. Models far smaller than its 60M need more."""
+    """Peak learning rate. The default is the paper's, for 60M parameters; much smaller models need a higher one."""
     device: str | None = None
-    """The device to train on; as in pretraining unless given."""
+    """The device to train on; by default the device of the pretraining."""
     out: Path = Path("lab")
-    """The folder of the fine-tuned runs, the outcome and the report."""
+    """Folder for the fine-tuned runs, the outcome and the report."""
     json: bool = False
     """Print the outcome as JSON instead of a table."""
 

@@ -17,18 +17,19 @@ class Harness(WithPlugin):
         coupledqk harness exported/NAME --tasks wikitext hellaswag
         coupledqk harness exported/NAME --tasks my_task --include my-tasks/
 
-    The harness's own tasks fetch their data from the hub. A task of your own is a YAML file on local data: docs/huggingface.md.
+    Tasks of the harness download their data from the Hugging Face hub. docs/huggingface.md describes how to define a task on
+    local data in a YAML file.
     """
 
     folder: Path
-    """The model: what `coupledqk export` or `save_pretrained` wrote."""
+    """Folder of a model written by `coupledqk export` or `save_pretrained`."""
     tasks: tuple[str, ...] = ()
-    """Tasks by name."""
+    """Names of the tasks to run."""
     include: Path | None = None
-    """A folder of YAML files that describe more tasks."""
+    """Folder of YAML files that define further tasks."""
     batch_size: int = 8
     limit: int | None = None
-    """Only the first examples of each task, to try it out."""
+    """Number of examples of each task to use, for a quick trial; all by default."""
     device: str = "auto"
     json: bool = False
     """Print JSON instead of a table."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Import:
-    """Make a run folder of an exported model, to evaluate, to sample from, or to start another run from.
+    """Create a run folder from an exported model, to evaluate it, to sample from it, or to start another run from it.
 
     Try it:
 
@@ -14,14 +14,14 @@ class Import:
         coupledqk import exported/NAME --out runs/again
         coupledqk train --init-from runs/again --corpus other-texts/
 
-    It takes what `coupledqk export` wrote, and what `save_pretrained` wrote for one of our models or for a DiffLlama with its
+    The folder may be written by `coupledqk export`, or by `save_pretrained` of a coupledqk model or of a DiffLlama with its
     tokenizer.
     """
 
     folder: Path
-    """The exported model."""
+    """Folder of the exported model."""
     out: Path | None = None
-    """The run folder; runs/NAME unless given."""
+    """Run folder to write; runs/NAME by default."""
 
     def run(self) -> None:
         from ..coupling.versions import quiet

@@ -11,10 +11,10 @@ from .queue import WithQueue
 
 @dataclass(frozen=True)
 class Mqar(WithQueue):
-    """Compare attention variants at associative recall: which value followed this key?
+    """Compare attention variants on multi-query associative recall (MQAR): recalling the value that followed a key.
 
-    Every variant gets the same steps, the same learning rates and, seed by seed, the same data and initial weights.
-    Interrupted, it resumes from the last checkpoints.
+    Every variant is trained with the same numbers of steps and learning rates and, for each seed, with the same data and the
+    same initial values of shared weights. If interrupted, the same command resumes from the last checkpoints.
 
     Try it:
 
@@ -26,23 +26,24 @@ class Mqar(WithQueue):
     variants: tuple[str, ...] = ("standard", "hamiltonian")
     """The attention variants to compare, the baseline first."""
     scale: Literal["mini", "paper"] = "mini"
-    """mini: 2 layers of width 64, 3 pairs in 16 of 32 tokens. paper: 6 layers of width 256, 4 pairs in 64 of 64 tokens."""
+    """Size of the models and the task. mini: 2 layers of width 64, and 3 pairs in 16 tokens from a vocabulary of 32. paper: 6
+    layers of width 256, and 4 pairs in 64 tokens from a vocabulary of 64."""
     level: Literal["easy", "medium", "hard"] | None = None
-    """The paper's: 4 pairs in 64 tokens, 8 in 128 or 16 in 256."""
+    """The paper's level of difficulty: 4 pairs in 64 tokens (easy), 8 in 128 (medium) or 16 in 256 (hard)."""
     pairs: int | None = None
-    """Number of pairs, if it is none of the paper's levels."""
+    """Number of pairs in a row, instead of --level."""
     length: int | None = None
-    """Number of tokens, if it is none of the paper's levels."""
+    """Number of tokens in a row, instead of --level."""
     steps: tuple[int, ...] = ()
-    """Training steps, a run for each; at the paper's scale 10000 and 20000 unless given."""
+    """Numbers of training steps, with a run for each; 10000 and 20000 by default with --scale paper."""
     lrs: tuple[float, ...] = ()
-    """The peak learning rates to try; 3e-4 (the paper's), 1e-3 and 3e-3 unless given, for mini 5e-4 and 1e-3."""
+    """Peak learning rates to try. The default is 5e-4 and 1e-3 for mini, and 3e-4 (the paper's), 1e-3 and 3e-3 for paper."""
     seeds: tuple[str, ...] = ("0-2",)
-    """Seeds, such as 0 1 2 or 0-7."""
+    """Seeds to train with, such as 0 1 2 or 0-7."""
     device: str = "auto"
     """The device to train on."""
     out: Path = Path("lab")
-    """The folder of the runs, the outcome and the report."""
+    """Folder for the runs, the outcome and the report."""
     json: bool = False
     """Print the outcome as JSON instead of a table."""
 

@@ -1,4 +1,4 @@
-"""How commands print."""
+"""Output and exit codes that commands have in common."""
 
 import shutil
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def command_line() -> str:
-    """How to call coupledqk again from the same folder: by its name if the shell finds it, else by its path."""
+    """The command that calls coupledqk again from the same folder: its name if it is on the PATH, its path otherwise."""
     if Path(sys.argv[0]).name == "__main__.py":
         return f"{sys.executable} -m coupledqk"
     found = shutil.which("coupledqk")
@@ -26,7 +26,7 @@ def command_line() -> str:
 
 
 def train_plans(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines | None" = None) -> "Queue":
-    """Trains what is not finished, with progress on the terminal, until Ctrl-C."""
+    """Trains the unfinished runs of some plans, with progress on the terminal. Ctrl-C stops it."""
     from ..lab.laboratory import run_plans
     from ..lab.machines import LOCAL
 
@@ -36,7 +36,7 @@ def train_plans(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines |
 
 
 def train_and_print(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines") -> None:
-    """Trains and prints the outcome of each plan."""
+    """Trains the runs of some plans and prints the outcome of each plan."""
     from ..lab.summary import outcome_summary
     from ..outcome import read
 
@@ -65,7 +65,7 @@ def report_experiment(
 
 
 def exit_unless_finished(queue: "Queue") -> None:
-    """Says which runs did not finish. Ends the program with code 130 after Ctrl-C, and with 1 if a run failed.
+    """Prints which runs did not finish. Exits with code 130 after Ctrl-C, and with 1 if a run failed.
 
     A run that diverged is a result, not a failure.
     """

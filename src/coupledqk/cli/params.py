@@ -13,7 +13,7 @@ HEAD = ["attention", "parameters", "over standard", "", "paper", "agrees"]
 
 @dataclass(frozen=True)
 class Params(WithPlugin):
-    """Count parameters: the paper's table at any size, with a check against the paper's own figures.
+    """Count parameters: the paper's table at any model size, with a check against the published figures.
 
     Try it:
 
@@ -27,7 +27,7 @@ class Params(WithPlugin):
     vocab: int = 50_257
     """Vocabulary size; the paper's language models use GPT-2's 50,257."""
     positions: int = 2048
-    """Number of learned positions; the paper's 60M table fits 2048, its 150M table 512."""
+    """Number of learned positions. The paper's counts correspond to 2048 positions at 60M and 512 at 150M."""
     json: bool = False
     """Print JSON instead of a table."""
 

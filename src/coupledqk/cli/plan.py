@@ -13,8 +13,9 @@ from .settings import WithSettings
 class Plan(WithSettings):
     """Estimate what a run or an experiment needs on GPUs: memory by part, micro-batch, time, GPU-hours, the command.
 
-    Nothing is trained and no GPU is needed. Every setting of a run is a flag, as for `coupledqk train`; an experiment of
-    `coupledqk reproduce` is named first. docs/scaling.md says what is counted and what is not.
+    Nothing is trained and no GPU is needed. Every setting of a run is a flag, as for `coupledqk train`. To plan an
+    experiment of `coupledqk reproduce`, give its name as the first argument. docs/scaling.md describes what is counted and
+    what is not.
 
     Try it:
 
@@ -26,19 +27,19 @@ class Plan(WithSettings):
     """
 
     gpu: str = "RTX 2080 Ti"
-    """A GPU by name; the paper's unless given. An unknown name lists those that are known."""
+    """Name of the GPU; the default is the paper's. The error for an unknown name lists the known ones."""
     gpus: int = 1
     """Number of GPUs that train one run together."""
     flops: float | None = None
-    """Peak FLOP/s of a GPU that is not in the table, such as 9e13; give --memory too."""
+    """Peak FLOP/s of a GPU that is not in the table, such as 9e13; requires --memory."""
     memory: float | None = None
-    """Memory in GiB of a GPU that is not in the table; give --flops too."""
+    """Memory in GiB of a GPU that is not in the table; requires --flops."""
     utilisation: float | None = None
-    """Share of the peak FLOP/s that is reached; what the paper's throughput amounts to unless given."""
+    """Share of the peak FLOP/s that training reaches. The default follows from the paper's throughput."""
     scale: Literal["mini", "paper"] = "paper"
-    """The scale of an experiment: mini or paper (its exact recipes)."""
+    """Scale of an experiment: mini, or paper (the paper's exact recipes)."""
     figure: Path | None = None
-    """Draw how time and memory of the run grow with context, width, depth and devices, to this SVG file."""
+    """SVG file to write: a figure of how time and memory of the run grow with context, width, depth and number of devices."""
 
     def run(self, words: list[str]) -> None:
         from ..planning.estimate import Machine, paper_utilisation
@@ -51,13 +52,13 @@ class Plan(WithSettings):
             name, *others = words
             if others or self.figure:
                 raise CoupledQKError(
-                    f"plan {name} takes one experiment and no settings or figure: {' '.join(others) or '--figure'} is for a run"
+                    f"plan {name} takes no settings and no figure: {' '.join(others) or '--figure'} is for a single run"
                 )
             print(plan_experiment(name, self.scale, machine))
             return
         for setting in parse_flags(self._base(), words):
             if setting.rpartition(".")[2] in PLANNED:
-                raise CoupledQKError(f"--{setting.replace('_', '-')} is chosen by the plan: leave it out")
+                raise CoupledQKError(f"--{setting.replace('_', '-')} is determined by the plan: leave it out")
         name = str(self.config) if self.config else f"{self.recipe}, {self.variant}"
         source = ["--config", str(self.config)] if self.config else ["--recipe", self.recipe, "--variant", self.variant]
         print(plan_run(self.run_config(words), name, [*source, *words], machine, self.figure))

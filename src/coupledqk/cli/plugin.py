@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class WithPlugin:
-    """A command that can use dynamics, scorings and variants of the user's own."""
+    """A command that can use dynamics, scorings and variants from a user's plugin."""
 
     plugin: Path | None = None
-    """A Python file of your own that registers dynamics, scorings or variants (docs/plugins.md). It is executed."""
+    """A Python file that registers your own dynamics, scorings or variants (docs/plugins.md). The file is executed."""

@@ -14,19 +14,22 @@ class WithQueue(WithPlugin):
     """A command that trains many runs."""
 
     jobs: int | None = None
-    """Number of runs at a time; unless given, cores divided by threads of a run, with ray what fits, with slurm 16."""
+    """Number of runs at a time. By default: locally the number of cores divided by the threads per run, with ray as many
+    as fit, with slurm 16."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where runs are trained: on this machine, or on a Ray or Slurm cluster that shares its disk (docs/scaling.md)."""
     address: str | None = None
-    """HOST:PORT of the Ray cluster's head node; RAY_ADDRESS, or a new Ray on this machine, unless given."""
+    """HOST:PORT of the Ray cluster's head node. By default RAY_ADDRESS is used or, if it is not set, a new Ray instance on this
+    machine."""
     partition: str | None = None
-    """Slurm partition; Slurm's default unless given."""
+    """Slurm partition to submit to; Slurm's default partition if not given."""
     time: str | None = None
-    """Time limit of a Slurm job, such as 90 (minutes) or 2-00:00:00; 4:00:00 unless given. Longer runs are requeued."""
+    """Time limit of a Slurm job, such as 90 (minutes) or 2-00:00:00; 4:00:00 by default. Longer runs are requeued."""
     cpus_per_run: int | None = None
-    """Cores that ray or slurm gives to a run; the threads of the run unless given."""
+    """Number of cores per run with ray or slurm; by default the number of threads of the run."""
     gpus_per_run: int | None = None
-    """GPUs that ray or slurm gives to a run, used through torchrun if several; with ray 1 if there are any, unless given."""
+    """Number of GPUs per run with ray or slurm; several are used through torchrun. With ray the default is 1 if the cluster has
+    GPUs."""
 
     def machines(self) -> "Machines":
         from ..lab.machines import Machines

@@ -9,7 +9,7 @@ from .plugin import WithPlugin
 
 @dataclass(frozen=True)
 class Report(WithPlugin):
-    """Report on experiments or runs: one HTML page that needs no network, Markdown, or LaTeX tables.
+    """Report on experiments or runs: one HTML page that works offline, Markdown, or LaTeX tables.
 
     Try it:
 
@@ -23,11 +23,11 @@ class Report(WithPlugin):
     paths: tuple[Path, ...]
     """Outcome files, folders of outcome files, or run folders."""
     out: Path = Path("report.html")
-    """File to write, -o for short: its name ends in .html, .md or .tex."""
+    """File to write (short form: -o). Its name must end in .html, .md or .tex, which selects the format."""
     figures: Path | None = None
-    """Also write the curves to this folder, as SVG and PDF."""
+    """Folder to which the curves are also written, as SVG and PDF."""
     merge: Path | None = None
-    """Merge outcome files of one experiment, trained with different seeds, into this file, and report on it."""
+    """File to write the merged outcome to: merges outcome files of one experiment with different seeds and reports on it."""
 
     def run(self) -> None:
         paths = self.paths

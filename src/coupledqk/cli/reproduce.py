@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce(WithQueue):
-    """Run the paper's experiments, or your own: tables and figures with statistics. It can be stopped at any moment.
+    """Run the paper's experiments, or your own: tables and figures with statistics. It can be stopped at any time.
 
-    Finished runs are skipped, interrupted ones resume; experiments share the runs that they have in common. An experiment of
-    your own is a TOML file like those of the package (docs/laboratory.md).
+    Finished runs are skipped, interrupted runs are resumed, and experiments share the runs that they have in common. Your own
+    experiment is a TOML file like those of the package (docs/laboratory.md).
 
     Try it:
 
@@ -35,21 +35,21 @@ class Reproduce(WithQueue):
     names: tuple[str, ...]
     """Names of experiments, TOML files, or all."""
     scale: Literal["mini", "paper"] = "mini"
-    """mini (minutes per run on one core) or paper (the paper's exact recipes, for GPUs)."""
+    """Scale of the experiment: mini (minutes per run on one core) or paper (the paper's exact recipes, for GPUs)."""
     seeds: tuple[str, ...] = ()
-    """Seeds to use instead of the experiment's own, such as 0 1 2 or 0-7."""
+    """Seeds to use instead of those of the experiment, such as 0 1 2 or 0-7."""
     rows: tuple[str, ...] = ()
-    """Add the seeds to these rows of a finished grid, and leave the other rows as they are."""
+    """Labels of rows to which the --seeds are added; the other rows of the grid keep their seeds."""
     data_dir: Path | None = None
     """Folder with local copies of the corpora."""
     out: Path = Path("lab")
-    """The laboratory's folder: OUT/runs/ and an outcome OUT/NAME-SCALE.json for each experiment."""
+    """Folder for the runs (OUT/runs/) and the outcome of each experiment (OUT/NAME-SCALE.json)."""
     list: bool = False
-    """List the experiments and stop."""
+    """List the experiments and exit."""
     dry_run: bool = False
-    """Print what would be trained and what it costs, and stop."""
+    """Print the runs that would be trained and their cost, and exit."""
     status: bool = False
-    """Print which runs are finished, and stop."""
+    """Print which runs are finished, and exit."""
 
     def run(self) -> None:
         from ..lab.cells import make_plan
@@ -60,7 +60,9 @@ class Reproduce(WithQueue):
             print(wrapped(listing([load(name) for name in names()])))
             return
         if not self.names:
-            raise CoupledQKError("which experiment? Name one or more, or all; `coupledqk reproduce --list` lists them")
+            raise CoupledQKError(
+                "no experiment given: name one or more, or all; `coupledqk reproduce --list` lists them"
+            )
         everything = [name for name in names() if name != "smoke"]
         chosen = [load(name) for name in (everything if "all" in self.names else self.names)]
         measuring = [each for each in chosen if each.commands]

@@ -10,7 +10,7 @@ from .plugin import WithPlugin
 
 @dataclass(frozen=True)
 class Runs(WithPlugin):
-    """List the runs below a folder: what each trains, its progress, and its best validation.
+    """List the runs below a folder: the model and task of each run, its progress, and its best validation.
 
     Try it:
 
@@ -19,7 +19,7 @@ class Runs(WithPlugin):
     """
 
     folders: tuple[Path, ...]
-    """Folders to search; the folder runs unless given."""
+    """Folders to search; the default is the folder runs."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -31,4 +31,4 @@ class Runs(WithPlugin):
         elif runs:
             print(runs_table(runs))
         else:
-            print(f"no runs below {', '.join(map(str, folders))}; `coupledqk train` makes one")
+            print(f"no runs below {', '.join(map(str, folders))}; `coupledqk train` creates one")

@@ -14,15 +14,15 @@ from .plugin import WithPlugin
 
 @dataclass(frozen=True)
 class WithSettings(WithPlugin):
-    """A command that makes run configurations. Flags it does not know are settings."""
+    """A command that builds run configurations. Flags other than its own are settings."""
 
     recipe: str = "nano"
-    """Where the settings start from: nano (a laptop, minutes), mini (smaller, for grids of many runs), wikitext-103,
+    """Recipe with the initial settings: nano (minutes on a laptop), mini (smaller, for grids of many runs), wikitext-103,
     wikitext-103-medium, wikitext-103-large, openwebtext or pubmed (the paper's, for GPUs)."""
     variant: str = "standard"
-    """The attention: standard, gqa, diff, mlp_only, euler, hamiltonian, ... (`coupledqk params` lists all)."""
+    """Attention variant: standard, gqa, diff, mlp_only, euler, hamiltonian, ... (`coupledqk params` lists all)."""
     config: Path | None = None
-    """A TOML file with settings; it stands in for recipe and variant."""
+    """TOML file with settings, which replaces --recipe and --variant."""
 
     def run_config(self, flags: list[str]) -> RunConfig:
         base = self._base()
@@ -39,7 +39,7 @@ class WithSettings(WithPlugin):
         if self.config is None:
             return recipe(self.recipe, self.variant)
         if self.variant != "standard" or self.recipe != "nano":
-            raise CoupledQKError("--config stands in for --recipe and --variant: give one or the other")
+            raise CoupledQKError("--config replaces --recipe and --variant: give one or the other")
         if not self.config.is_file():
             raise CoupledQKError(
                 f"{self.config}: no such file; --config takes a TOML file, such as a run's config.toml"
@@ -53,7 +53,7 @@ class WithSettings(WithPlugin):
 
 
 def settings_help() -> str:
-    """Every setting with its value in the nano recipe, a paragraph per part of the configuration."""
+    """All settings with their values in the nano recipe, one paragraph per part of the configuration."""
     config = RECIPES["nano"]
     parts: dict[str, list[str]] = {}
     for path in leaves(config):

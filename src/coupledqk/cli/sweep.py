@@ -13,22 +13,22 @@ from .settings import WithSettings
 
 @dataclass(frozen=True)
 class Sweep(WithSettings, WithQueue):
-    """Find a learning rate: a few short runs, a table and a plot. Interrupted, it resumes from the last checkpoints.
+    """Find a learning rate: a few short runs, a table and a plot. If interrupted, it resumes from the last checkpoints.
 
     Try it:
 
         coupledqk sweep --variant euler --steps 100
         coupledqk sweep --variant standard --lrs 3e-4 1e-3 3e-3 --corpus my-texts/
 
-    Any other setting is a flag by its name, as for `coupledqk train`.
+    All other settings are flags, as for `coupledqk train`.
     """
 
     lrs: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
-    """The peak learning rates to try."""
+    """Peak learning rates to try."""
     seeds: tuple[str, ...] = ()
-    """Seeds for each learning rate, such as 0 1 2 or 0-7; one unless given."""
+    """Seeds for each learning rate, such as 0 1 2 or 0-7; a single seed by default."""
     out: Path | None = None
-    """The folder of the runs, the outcome and the plot; runs/sweep-NAME unless given."""
+    """Folder for the runs, the outcome and the plot; runs/sweep-NAME by default."""
     json: bool = False
     """Print the outcome as JSON instead of a table."""
 
@@ -44,4 +44,4 @@ class Sweep(WithSettings, WithQueue):
         if not self.json:
             print(f"best learning rate: {best.label}\n{out / 'sweep.svg'}")
             if at_edge(outcome):
-                print("The best is at the edge of what was tried: widen --lrs before trusting it.")
+                print("The best learning rate is at the edge of the range that was tried: extend --lrs.")

@@ -15,7 +15,7 @@ from .settings import WithSettings, settings_help
 
 @dataclass(frozen=True)
 class Train(WithSettings):
-    """Train a model: text in, a run folder out. It can be stopped at any moment and resumed bit-identically.
+    """Train a model on text and write a run folder. Training can be stopped at any time and resumed bit-identically.
 
     Try it:
 
@@ -26,16 +26,16 @@ class Train(WithSettings):
         coupledqk train --variant euler --gate --init-from runs/NAME
         torchrun --nproc-per-node 8 -m coupledqk train --recipe wikitext-103-large --parallel fsdp
 
-    Every setting is a flag by its name (here with nano's values):
+    Every setting is a flag (shown with the values of the nano recipe):
 
     """
 
     out: Path | None = None
-    """Run folder; runs/NAME unless given."""
+    """Run folder to write; runs/NAME by default."""
     resume: Path | None = None
-    """Run folder to resume from its last checkpoint; only runtime settings may be given with it."""
+    """Run folder to resume from its last checkpoint. Only runtime settings can be changed."""
     tensorboard: bool = False
-    """Also log to RUN/tensorboard."""
+    """Also log to TensorBoard, in RUN/tensorboard."""
     wandb: bool = False
     """Also log to Weights & Biases."""
     dry_run: bool = False

@@ -10,7 +10,7 @@ from ..report.watch_server import WatchServer
 class Watch:
     """Follow training in a browser: curves, baselines, step sizes, tokens/s and time left of running and finished runs.
 
-    Serves one page on this machine that updates itself. Runs that start later below the same folders appear on their own.
+    Serves a page on this machine that updates automatically. Runs that start later in the same folders are added to it.
 
     Try it:
 
@@ -21,9 +21,9 @@ class Watch:
     folders: tuple[Path, ...]
     """Run folders, or folders of runs."""
     port: int = 8001
-    """Port to listen on; 0 takes any free port."""
+    """Port to listen on; 0 selects a free port."""
     host: str = "127.0.0.1"
-    """Address to listen on. The default can be reached from this machine only."""
+    """Address to listen on. The default is reachable from this machine only."""
 
     def run(self) -> None:
         with WatchServer(self.folders, self.host, self.port) as server:

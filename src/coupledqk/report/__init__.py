@@ -1,1 +1,1 @@
-"""Run folders in, pages out. Torch-free."""
+"""Reports on run folders and outcomes as pages, tables and charts. Torch-free."""

@@ -1,4 +1,4 @@
-"""An axis of a chart: where a value lies, and which values get a tick."""
+"""An axis of a chart: the positions of values and the choice of ticks."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ MOST_TICKS = 6
 
 
 def drawable(value: float, log: bool) -> bool:
-    """Finite, and with room to compute around it; on a log axis also positive."""
+    """Whether a value is finite and not so large that computations overflow; on a log axis it must also be positive."""
     return (TINY if log else -HUGE) < value < HUGE
 
 
@@ -25,7 +25,7 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float, log: bool = False) -> "Axis":
-        """An axis that shows all the values, with a little air at both ends."""
+        """An axis that contains all values, with a small margin at both ends."""
         values = [math.log10(value) if log else value for value in values]
         low, high = min(values), max(values)
         spread, magnitude = high - low, max(-low, high)
@@ -55,7 +55,7 @@ def _round_numbers(low: float, high: float, about: int) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Round numbers from 10^low to 10^high: powers of ten, with multiples between them or thinned."""
+    """Round numbers from 10^low to 10^high: powers of ten, with multiples between them or with some omitted."""
     if high - low < 0.6:
         return _round_numbers(10**low, 10**high, MOST_TICKS + 2)
     exponents = range(math.floor(low), math.ceil(high) + 1)
@@ -67,7 +67,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _labels(ticks: list[float], log: bool) -> list[str]:
-    """Plain numbers, on a linear axis with equal decimals; with exponents where plain ones would be long."""
+    """Labels of ticks: plain numbers, with equal decimals on a linear axis, or with exponents if plain numbers are too long."""
     sizes = [abs(tick) for tick in ticks if tick]
     if min(sizes) < 1e-3 or max(sizes) >= 1e6:
         return [_with_exponent(tick) for tick in ticks]

@@ -1,4 +1,4 @@
-"""Models beside n-gram models of the same text, and their loss against the context they see."""
+"""Compares models with n-gram models of the same text, and shows their loss by length of context."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from .snapshot import Snapshot
 from .tables import Table
 
 NOTE = (
-    "The n-gram models are tables with interpolated Kneser-Ney smoothing, made from the same training tokens. A model that is "
+    "The n-gram models use interpolated Kneser-Ney smoothing and are estimated from the same training tokens. A model that is "
     "not below the bigram model has learned nothing that needs attention. The gain from context is the loss late in the window "
-    "minus the loss early in it: the more negative, the more the model uses what it has read."
+    "minus the loss early in it: the more negative it is, the more the model uses its context."
 )
 DRAWN_ORDERS = (2, 5)
-"""Orders of the n-gram models that learning curves show as a line."""
+"""Orders of the n-gram models that learning curves include as a horizontal line."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def models_of_runs(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[
 
 
 def baselines_table(models: Sequence[LanguageModel]) -> Table | None:
-    """The n-gram models of each text, then the models trained on it; None without baselines."""
+    """A table of the n-gram models of each text and the models trained on it; None if there are no baselines."""
     rows: list[tuple[str, ...]] = []
     for baselines in dict.fromkeys(model.baselines for model in models):
         bigram = next((baseline.bits_per_byte for baseline in baselines if baseline.order == 2), None)
@@ -74,7 +74,7 @@ def _bits(bits: float, bigram: float | None) -> tuple[str, str]:
 
 
 def objections(models: Iterable[LanguageModel]) -> list[str]:
-    """Models that allow no conclusion about attention, because a bigram model is as good."""
+    """Notes on models that allow no conclusion about attention, because they are not better than a bigram model."""
     found = ((model.name, objection(model.bits_per_byte, model.baselines)) for model in models)
     return [f"{name}: {why}." for name, why in found if why]
 
@@ -93,7 +93,7 @@ def context_series(models: Iterable[LanguageModel]) -> list[Series]:
 
 
 def baseline_series(models: Sequence[LanguageModel], measure: Measure, series: Sequence[Series]) -> list[Series]:
-    """A level line for each of a few n-gram models, as long as the curves; none if the models read different texts."""
+    """A horizontal line for each of a few n-gram models, as long as the curves; none if the models use different texts."""
     shared = {model.baselines for model in models}
     if measure not in (PERPLEXITY, BITS_PER_BYTE) or len(shared) != 1 or not series:
         return []

@@ -1,4 +1,4 @@
-"""A line chart as SVG: the same text stands inside a page and as a file of its own."""
+"""Line charts as SVG, which can be embedded in a page or written to a file."""
 
 import html
 import re
@@ -13,11 +13,11 @@ Point = tuple[float, float]
 
 WIDTH, PLOT_HEIGHT, LINE_HEIGHT, MARGIN = 480, 220, 24, 8
 LEFT, RIGHT, ABOVE, BELOW = 64, 18, 44, 56
-# Letters are counted as wide as on a phone, where they are larger.
+# Text widths assume the larger font used on phones.
 KEY_WIDTH, LETTER_WIDTH, LONGEST_NAME = 54, 9, 32
 MOST_MARKERS = 12
 
-# Dash and marker differ as well as colour, for print without colour.
+# Series differ in dash and marker as well as in colour, for monochrome print.
 DASHES = ["none", "8 3", "2 3", "10 3 2 3", "5 2"]
 MARKERS = [
     "m-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",
@@ -48,19 +48,19 @@ STYLE = f"""
 
 @dataclass(frozen=True)
 class Series:
-    """A named curve through points (x, y), if wanted with a band (low, high) around each point."""
+    """A named curve through points (x, y), optionally with a band (low, high) around each point."""
 
     name: str
     points: Sequence[Point]
     band: Sequence[Point] = ()
     look: int | None = None
-    """Which colour, dash and marker; unless given, by the place among the series."""
+    """Index of the colour, dash and marker; by default the position among the series."""
 
 
 def line_chart(
     series: Sequence[Series], x_label: str, y_label: str, log_x: bool = False, log_y: bool = False, title: str = ""
 ) -> str:
-    """Points that cannot be drawn (NaN, infinite, not positive on a log axis) are left out."""
+    """Draws a line chart. Points that cannot be drawn (NaN, infinite, not positive on a log axis) are omitted."""
     if not series:
         raise CoupledQKError("a chart needs at least one series")
     looks = [place if curve.look is None else curve.look for place, curve in enumerate(series)]
@@ -87,7 +87,7 @@ def line_chart(
 
 
 def chart_grid(charts: Sequence[str], columns: int) -> str:
-    """Charts in rows of `columns`, as one SVG."""
+    """Arranges charts in rows of `columns` as one SVG."""
     rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
     parts, y = [], 0
     for row in rows:
@@ -106,14 +106,14 @@ def _height(chart: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Without the characters that XML forbids, which a name or a model's text may contain."""
+    """Removes characters that XML forbids, which a name or a generated text may contain."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 
 def _drawable(curve: Series, log_x: bool, log_y: bool) -> Series:
     if curve.band and len(curve.band) != len(curve.points):
         raise CoupledQKError(
-            f"series {curve.name!r} has {len(curve.points)} points, but a band around {len(curve.band)}: give one for each"
+            f"series {curve.name!r} has {len(curve.points)} points, but a band of {len(curve.band)}: give one for each"
         )
     band = curve.band or [(y, y) for _, y in curve.points]
     kept = [
@@ -127,13 +127,13 @@ def _drawable(curve: Series, log_x: bool, log_y: bool) -> Series:
 
 
 def _description(curves: Sequence[Series], x_label: str) -> str:
-    """What a reader who cannot see the chart is told."""
+    """The description of a chart for screen readers."""
     ends = [(curve.name, *curve.points[-1]) for curve in curves]
     return "; ".join(f"{name} ends at {y:.4g} ({x_label} {x:.6g})" for name, x, y in ends)
 
 
 def _legend(names: Sequence[str], looks: Sequence[int], y: int) -> tuple[str, int]:
-    """The keys, in as many lines as they need, and the height at which the plot may begin."""
+    """The legend, wrapped to the width of the chart, and the y coordinate below it."""
     keys, x = [], MARGIN
     for name, look in zip(names, looks, strict=True):
         name = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
@@ -147,7 +147,7 @@ def _legend(names: Sequence[str], looks: Sequence[int], y: int) -> tuple[str, in
 
 
 def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
-    """The axes with their ticks and labels; the y label lies above its axis, where it is read without turning the head."""
+    """The axes with their ticks and labels. The y label is horizontal and placed above its axis."""
     rules, texts = [], []
     for tick, label in y.ticks():
         rules.append(f"M{x.start} {y.at(tick):.1f}H{x.end}")
@@ -170,7 +170,7 @@ def _curve(curve: Series, look: int, x: Axis, y: Axis) -> str:
     low_edge = [(px, y.at(low)) for (px, _), (low, _) in zip(pixels, curve.band, strict=False)]
     high_edge = [(px, y.at(high)) for (px, _), (_, high) in zip(pixels, curve.band, strict=False)]
     every = -(-len(pixels) // MOST_MARKERS)
-    marked = slice(look * every // 3 % every, None, every)  # curves that lie on one another take turns
+    marked = slice(look * every // 3 % every, None, every)  # markers of overlapping curves alternate
     xs, ys = (" ".join(f"{value:.9g}" for value in values) for values in zip(*curve.points, strict=True))
     return (
         f'<g class="series" data-name="{html.escape(curve.name)}" data-x="{xs}" data-y="{ys}">'

@@ -1,4 +1,4 @@
-"""Learning curves of an outcome: the mean over seeds, in a band from the lowest seed to the highest."""
+"""Learning curves of an outcome: the mean over seeds, with a band from the lowest seed to the highest."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ STEP, LOSS = 0, 2
 Curve = Mapping[float, float]
 """A value by step."""
 Curves = dict[str, dict[int, Curve]]
-"""By label of the row, then by seed."""
+"""Curves by the label of the row and the seed."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Panel:
     """One chart, drawn by `svg` here and by `report.figures` for print."""
 
     name: str
-    """For a file."""
+    """Part of the file name of the figure."""
     title: str
     y_label: str
     series: list[Series]
@@ -36,9 +36,9 @@ class Panel:
 
 
 def panels(outcome: Outcome) -> list[Panel]:
-    """The task's measure at validation, its change against the baseline, training loss, and the loss against context.
+    """Charts of the task's measure at validation, its change against the baseline, the training loss, and the loss by context.
 
-    Rows with one baseline stand together, a few at a time; a row looks the same in all charts.
+    Rows that share a baseline are drawn together, a few per chart. A row has the same colour and marker in all charts.
     """
     measure, log = outcome.task_measure, outcome.task_measure.log_scale
     train, valid = _curves(outcome, "train", LOSS), _curves(outcome, "valid", -1)
@@ -75,7 +75,7 @@ def context_panel(series: list[Series], ending: str = "") -> Panel:
 
 
 def _groups(outcome: Outcome) -> Iterator[list[str]]:
-    """Labels for one chart each: a baseline and some of the rows that are held against it."""
+    """Groups of labels, one per chart: a baseline and some of the rows compared with it."""
     baselines = outcome.baselines
     held: dict[str | None, list[str]] = {}
     for label in (row.label for row in outcome.rows):
@@ -88,7 +88,7 @@ def _groups(outcome: Outcome) -> Iterator[list[str]]:
 
 
 def _curves(outcome: Outcome, kind: str, column: int) -> Curves:
-    """Of the finished cells, or where none is, of those that have begun."""
+    """The curves of the finished cells of each row or, if none is finished, of those that have started."""
     curves: Curves = {}
     for row in outcome.rows:
         cells = [cell for cell in outcome.cells if cell.label == row.label]
@@ -103,7 +103,7 @@ def _points(cell: CellRecord, kind: str, column: int) -> Curve:
 
 
 def _changes(outcome: Outcome, curves: Curves) -> Curves:
-    """In percent of the baseline's value at the same step and seed."""
+    """Differences from the baseline with the same seed at the same step, in percent of the baseline's value."""
     changes: Curves = {}
     for label, baseline in outcome.baselines.items():
         ours, theirs = curves.get(label, {}), curves.get(baseline, {})
@@ -114,7 +114,7 @@ def _changes(outcome: Outcome, curves: Curves) -> Curves:
 
 
 def _series(label: str, runs: Mapping[int, Curve], look: int, log: bool) -> Series | None:
-    """At the steps that all seeds have."""
+    """The mean and range over seeds, at the steps that all seeds have; None if there are none."""
     curves = list(runs.values())
     steps = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     values = {step: [curve[step] for curve in curves] for step in steps}

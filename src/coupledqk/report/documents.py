@@ -1,4 +1,4 @@
-"""One document about whatever a user names: outcome files, folders of them, or run folders."""
+"""Writes a report on outcome files, folders of outcome files, or run folders."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from .runs_page import write_page
 
 
 def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None) -> list[str]:
-    """Writes the report, and its curves into `figures` if that is given. Returns lines that say what was written."""
+    """Writes the report, and its curves to the folder `figures` if given. Returns messages about the files it has written."""
     if not paths:
         raise CoupledQKError(
             "nothing to report on: name outcome files, a folder such as lab or results/lab, or run folders"
@@ -25,7 +25,7 @@ def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None
         return _write_runs(paths, out, figures)
     if empty := [path for path, there in found.items() if not there]:
         raise CoupledQKError(
-            f"{empty[0]} holds no outcome, but others do: report on experiments or on runs, not on both"
+            f"{empty[0]} contains no outcome, but other paths do: report on experiments or on runs, not on both"
         )
     written = write_figures(outcomes, figures) if figures else []
     write_report(outcomes, out, figures)
@@ -33,12 +33,12 @@ def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None
     if written:
         lines.append(f"{figures}: {len(written)} figures")
         if not any(path.suffix == ".pdf" for path in written):
-            lines.append("no PDF figures: they need matplotlib, pip install 'coupledqk[plot]'")
+            lines.append("no PDF figures were written; they need matplotlib: pip install 'coupledqk[plot]'")
     return lines
 
 
 def outcomes_at(path: Path) -> Iterator[Outcome]:
-    """The outcome in a file, or those in a folder, which may hold runs only."""
+    """The outcome in a file, or all outcomes in a folder; there are none in a folder of runs."""
     if not path.exists():
         raise CoupledQKError(f"{path}: no such file or folder; `coupledqk reproduce` and `coupledqk train` write them")
     yield from read_all(path) if path.is_dir() else [read(path)]
@@ -46,9 +46,11 @@ def outcomes_at(path: Path) -> Iterator[Outcome]:
 
 def _write_runs(paths: Sequence[Path], out: Path, figures: Path | None) -> list[str]:
     if out.suffix != ".html" or figures:
-        raise CoupledQKError("run folders are reported as a page: leave out --figures, and let --out end in .html")
+        raise CoupledQKError(
+            "run folders are reported as HTML: leave out --figures, and give a name ending in .html as --out"
+        )
     runs = [run.path for path in paths for run in find_runs(path)]
     if not runs:
-        raise CoupledQKError(f"{', '.join(map(str, paths))}: found no outcome of an experiment and no run there")
+        raise CoupledQKError(f"{', '.join(map(str, paths))}: found neither an outcome of an experiment nor a run")
     write_page(runs, out, f"{len(runs)} runs" if len(runs) > 1 else runs[0].name)
     return [str(out)]

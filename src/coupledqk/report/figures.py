@@ -1,4 +1,4 @@
-"""The curves of a report as files: SVG, and PDF where matplotlib is installed."""
+"""Writes the charts of a report as SVG files and, if matplotlib is installed, as PDF files."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def figure_name(outcome: Outcome, panel: Panel) -> str:
 
 
 def write_figures(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Every chart of the report, by experiment and kind."""
+    """Writes every chart of the report, named by experiment and kind, and returns the paths."""
     can_print = importlib.util.find_spec("matplotlib") is not None
     written = []
     for outcome in outcomes:

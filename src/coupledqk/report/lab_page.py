@@ -1,4 +1,4 @@
-"""The report of experiments: every claim with its verdict first, then each table, its curves, and where it comes from."""
+"""The report on experiments: all claims with their verdicts, then the tables, curves and provenance of each experiment."""
 
 import os
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ ENDINGS = (".html", ".md", ".tex")
 
 
 def write_report(outcomes: Sequence[Outcome], out: Path, figures: Path | None = None) -> None:
-    """Writes one file, of the kind that its ending says. A Markdown file shows the figures written to a folder."""
+    """Writes the report in the format given by the ending of `out`. A Markdown report links to the figures in a folder."""
     if not outcomes:
-        raise CoupledQKError("no outcomes given: name at least one outcome file, or a folder that holds some")
+        raise CoupledQKError("no outcomes given: name at least one outcome file, or a folder that contains some")
     if out.suffix not in ENDINGS:
         raise CoupledQKError(f"{out}: expected a name that ends in {', '.join(ENDINGS)}")
     if out.suffix == ".html":
@@ -77,7 +77,7 @@ def count(outcomes: Sequence[Outcome]) -> str:
 
 
 def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
-    """One experiment, as the page shows it."""
+    """The values that the page's template needs for one experiment."""
     labels, base = [row.label for row in outcome.rows], flat(outcome.config)
     by_label = {cell.label: cell.settings for cell in outcome.cells}
     keys = dict.fromkeys(key for settings in by_label.values() for key in settings if key != "seed")
@@ -106,9 +106,9 @@ def origin(outcome: Outcome) -> dict[str, Any]:
 
 
 def problems(outcome: Outcome) -> list[str]:
-    """What failed, and what is missing."""
+    """Notes on failed and missing runs."""
     lines = [
-        f"{cell.label}, seed {cell.seed}, failed: {cell.error or 'no reason is known'}"
+        f"{cell.label}, seed {cell.seed}, failed: {cell.error or 'the reason is not known'}"
         for cell in outcome.cells
         if cell.status == "failed"
     ]
@@ -118,7 +118,7 @@ def problems(outcome: Outcome) -> list[str]:
             unfinished.setdefault(cell.label, []).append(f"{cell.seed} ({cell.status})")
     lines += [f"Not finished: {label}, seed {', '.join(seeds)}." for label, seeds in unfinished.items()]
     if outcome.rows and max(row.n for row in outcome.rows) == 1:
-        lines.append("One seed cannot carry a claim: differences of this size may be noise.")
+        lines.append("One seed does not support a claim: differences of this size may be noise.")
     return lines + objections(models_of_rows(outcome))
 
 
@@ -159,7 +159,7 @@ def _verdict_lines(outcome: Outcome) -> list[str]:
 
 
 def latex_report(outcomes: Sequence[Outcome]) -> str:
-    """The tables alone, to be put into a paper."""
+    """The tables in LaTeX, for inclusion in a paper."""
     tables: list[Table] = [claims_table(outcomes)] if any(outcome.verdicts for outcome in outcomes) else []
     for outcome in outcomes:
         tables += [results_table(outcome), costs_table(outcome)]

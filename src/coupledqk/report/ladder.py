@@ -1,4 +1,4 @@
-"""The effect against model size, as a table and a figure."""
+"""The effect as a function of model size, as a table and a chart."""
 
 import math
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from .tables import NOTHING, Table, interval, percent
 
 
 def charts(outcome: Outcome) -> list[Panel]:
-    """All charts of an outcome: the effect against size if there is one, then the learning curves."""
+    """All charts of an outcome: the effect by model size, if it was measured, and the learning curves."""
     ladder = ladder_panel(outcome)
     return [*([ladder] if ladder else []), *panels(outcome)]
 
 
 def ladder_table(outcome: Outcome) -> Table:
-    """A row for every rung, and one for the slope of every ladder that has one."""
+    """A table with a row for every rung, and one for the slope of every ladder that has one."""
     head = ("", "size", "parameters", "effect", "95% interval", "pairs of seeds")
     rows = tuple(row for ladder in outcome.ladders for row in _rows(ladder))
     return Table(f"{outcome.title}: effect against size", head, rows, "llrrrr")
@@ -37,7 +37,7 @@ def _points(share: float) -> str:
 
 
 def ladder_panel(outcome: Outcome) -> Panel | None:
-    """The effect of every ladder with its interval, and the fitted lines."""
+    """A chart of the effects of every ladder with their intervals, and the fitted lines."""
     series = []
     for look, ladder in enumerate(ladder for ladder in outcome.ladders if ladder.rungs):
         points = [(float(rung.parameters), 100 * rung.effect) for rung in ladder.rungs]
@@ -55,7 +55,7 @@ def ladder_panel(outcome: Outcome) -> Panel | None:
 
 
 def _line(ladder: Ladder, slope: float) -> list[tuple[float, float]]:
-    """The fitted line at both ends. Least squares passes through the mean of all pairs."""
+    """The two end points of the fitted line. A least-squares line passes through the mean of all pairs."""
     pairs = sum(rung.n for rung in ladder.rungs)
     x = sum(rung.n * math.log10(rung.parameters) for rung in ladder.rungs) / pairs
     y = sum(rung.n * rung.effect for rung in ladder.rungs) / pairs

@@ -12,15 +12,17 @@ from ..terminal import table, wrapped
 
 
 def runs_in(folders: Sequence[Path]) -> list[RunFolder]:
-    """The runs in some folders and below them, each once."""
+    """The runs in some folders and their subfolders, each once."""
     for folder in folders:
         if not folder.is_dir():
-            raise CoupledQKError(f"{folder}: no such folder; name the one that holds runs, as in `coupledqk runs demo`")
+            raise CoupledQKError(
+                f"{folder}: no such folder; name a folder that contains runs, as in `coupledqk runs demo`"
+            )
     return list({run.path.resolve(): run for folder in folders for run in find_runs(folder)}.values())
 
 
 def run_record(run: RunFolder) -> dict[str, Any]:
-    """What a run trains, its progress, and the measures of its best validation, as plain values."""
+    """The model and task of a run, its progress, and the measures of its best validation, as plain values."""
     config, valid, train = run.config, run.metrics("valid"), run.metrics("train")
     lowest = min(valid, key=lambda each: each["loss"], default={})
     measure = config.task.measure
@@ -50,8 +52,8 @@ def runs_table(runs: Sequence[RunFolder]) -> str:
 
 
 def results_table(runs: Sequence[RunFolder]) -> str:
-    """One row per finished run of one task: best and final measure, parameters, speed; the measure's definition, and the n-gram
-    models of the text of the first run."""
+    """A table of finished runs of one task with best and final measure, parameters and speed, followed by the definition of the
+    measure and the n-gram models of the first run's text."""
     measure = runs[0].config.task.measure
     rows = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""From a template to one HTML file that needs nothing else: style and script inside, no request to anywhere."""
+"""Renders templates to self-contained HTML files, with inline style and script and without any request."""
 
 import base64
 import hashlib
@@ -22,20 +22,20 @@ def render(
     scripts: Sequence[str] = ("hover.js",),
     **values: Any,
 ) -> str:
-    """The page of a template that extends page.html. All values are escaped, unless the template calls them safe.
+    """Renders a template that extends page.html. All values are escaped, unless the template marks them as safe.
 
-    Files are taken from `folder`, and from here what it does not have.
+    Files are loaded from `folder` and, if it does not contain them, from the folder of this module.
     """
     environment = _environment(folder)
     style, script = ("".join(_source(environment, name) for name in names) for names in (styles, scripts))
-    # The page's policy allows this one script and no request (its template may add one), whatever text the page has to show.
+    # The content security policy allows this script only and no requests (the template may allow more), for any text shown.
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = environment.get_template(template).render(style=style, script=script, script_hash=script_hash, **values)
     return printable(page)
 
 
 def render_part(template: str, **values: Any) -> str:
-    """A part of a page, by a template of its own."""
+    """Renders a template for a part of a page."""
     return printable(_environment(TEMPLATES).get_template(template).render(**values))
 
 
@@ -59,7 +59,7 @@ def _source(environment: "jinja2.Environment", name: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """A setting as a configuration file would say it, with long counts grouped."""
+    """A setting as written in a configuration file, with thousands separators in large numbers."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):

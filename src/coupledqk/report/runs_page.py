@@ -1,4 +1,4 @@
-"""The page of a few runs: what they reached, how they learned, what they write, and where they differ."""
+"""The report on a few runs: results, learning curves, generated text, and differences in their settings."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ MOST_POINTS = 80
 
 
 class Sample(NamedTuple):
-    """What a run makes of a prompt; `text` is the continuation alone."""
+    """A continuation of a prompt by a run; `text` does not include the prompt."""
 
     run: str
     prompt: str
@@ -38,14 +38,14 @@ class Sample(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Settings that all runs share, and for the others the value of each run."""
+    """Settings that all runs share, and the values of each run for the others."""
 
     shared: dict[str, Any]
     different: dict[str, list[Any]]
 
 
 class HeadTable(NamedTuple):
-    """What the heads of a run have learned, a row per layer."""
+    """Learned values of the heads of a run, with one row per layer."""
 
     caption: str
     layers: list[list[float]]
@@ -62,9 +62,9 @@ def write_page(
     intro: Sequence[str] = (),
     samples: Sequence[Sample | tuple[str, str, str]] = (),
 ) -> None:
-    """Writes one HTML file about the runs, finished or not, that needs no other file and no network.
+    """Writes a self-contained HTML report on runs, finished or not.
 
-    `intro` holds paragraphs of plain text, `samples` what the runs, by any name, made of some prompts.
+    `intro` contains paragraphs of plain text, and `samples` continuations of prompts by the runs, which may have any names.
     """
     if not runs:
         raise CoupledQKError("no runs given: name at least one run folder")
@@ -93,7 +93,7 @@ def write_page(
 
 
 def short_names(snapshots: Sequence[Snapshot]) -> list[str]:
-    """The shortest names that tell the runs apart: the variant, else the run's name, its folder's name or its whole path."""
+    """The shortest names that distinguish the runs: the variant, the run's name, its folder's name or its whole path."""
     variants = [str(snapshot.info["variant"]) for snapshot in snapshots]
     names = [str(snapshot.info["name"]) for snapshot in snapshots]
     folders = [snapshot.path.resolve().name for snapshot in snapshots]
@@ -107,12 +107,12 @@ def _measure(snapshots: Sequence[Snapshot]) -> Measure:
     measures = {snapshot.config.task.measure for snapshot in snapshots}
     if len(measures) > 1:
         names = ", others by ".join(sorted((measure.name for measure in measures), reverse=True))
-        raise CoupledQKError(f"some runs are judged by {names}: give runs of one task")
+        raise CoupledQKError(f"some runs are measured by {names}: give runs of one task")
     return measures.pop()
 
 
 def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure) -> dict[str, list[str]]:
-    """Each definition of the measure with the runs that state it. A run states its own when it is finished."""
+    """Each definition of the measure with the runs that use it. A finished run contains its own definition."""
     definitions: dict[str, list[str]] = {}
     for name, snapshot in zip(names, snapshots, strict=True):
         if snapshot.result:
@@ -121,7 +121,7 @@ def _definitions(names: Sequence[str], snapshots: Sequence[Snapshot], measure: M
 
 
 def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
-    """What a reader must know before comparing the numbers."""
+    """Warnings about comparing the numbers."""
     cautions = []
     seeds: dict[str, set[str]] = {}
     for snapshot in snapshots:
@@ -129,20 +129,18 @@ def _cautions(snapshots: Sequence[Snapshot]) -> list[str]:
         seeds.setdefault(identity(without_seed), set()).add(identity(snapshot.config))
     if any(len(own) == 1 for own in seeds.values()):
         cautions.append(
-            "One seed cannot carry a claim: differences of this size may be noise; run several seeds before concluding."
+            "One seed does not support a claim: differences of this size may be noise. Train several seeds before concluding."
         )
     texts = {(corpus.get("hash"), corpus.get("tokenizer")) for corpus in (s.info["corpus"] for s in snapshots)}
     if len(texts) > 1:
-        cautions.append(
-            "The runs read different corpora or use different tokenizers: their perplexities cannot be compared."
-        )
+        cautions.append("The runs use different corpora or tokenizers: their perplexities cannot be compared.")
     return cautions
 
 
 def learning_curves(
     names: Sequence[str], snapshots: Sequence[Snapshot], measure: Measure, models: Sequence[LanguageModel]
 ) -> list[str]:
-    """Charts of the training loss, of the measure at validation with n-gram models, and of the loss against context."""
+    """Charts of the training loss, of the measure at validation with n-gram models, and of the loss by length of context."""
     train, valid, log = [], [], measure.log_scale
     for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
         losses = averaged([(r["step"], r["loss"]) for r in snapshot.train])
@@ -162,7 +160,7 @@ def learning_curves(
 
 
 def averaged(points: Sequence[Point]) -> list[Point]:
-    """At most MOST_POINTS points, each the mean of a few successive ones; those that cannot be drawn are left out."""
+    """At most MOST_POINTS points, each the mean of a few successive ones. Points that cannot be drawn are omitted."""
     size = _group_size(len(points))
     points = [point for point in points if drawable(point[1], log=False)]
     groups = [points[i : i + size] for i in range(0, len(points), size)]
@@ -185,7 +183,7 @@ def head_tables(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[Hea
 
 def _step_size(config: RunConfig) -> str:
     dynamics = config.model.attention.dynamics
-    return "step size dt" if dynamics.gate or config.init_from else f"step size dt, which began at {dynamics.step_size}"
+    return "step size dt" if dynamics.gate or config.init_from else f"step size dt, initially {dynamics.step_size}"
 
 
 def _by_prompt(samples: Sequence[tuple[str, str, str]]) -> dict[str, list[tuple[str, str]]]:
@@ -196,7 +194,7 @@ def _by_prompt(samples: Sequence[tuple[str, str, str]]) -> dict[str, list[tuple[
 
 
 def _origin(snapshot: Snapshot, name: str) -> dict[str, Any]:
-    """Where the numbers come from, without what the page says elsewhere."""
+    """The provenance of a run, without information that is elsewhere on the page."""
     said = {"variant", "parameters"} | ({"name"} if snapshot.info["name"] == name else set())
     *earlier, latest = snapshot.info["starts"]
     resumes = {"resumes": len(earlier)} if earlier else {}

@@ -1,4 +1,4 @@
-"""What coupling changes beside the loss, as one table for all experiments that measured it."""
+"""A table of the properties other than the loss that coupling changes, over all experiments that measured them."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from ..outcome import Outcome, Shift
 from .tables import Table
 
 NOTE = (
-    "Differences are taken seed by seed, with plain 95% intervals. Null pairs are two models with standard attention that "
-    "differ in an immaterial setting only (Adam's ε): what they differ by is noise. A change is marked * if its interval "
-    "excludes zero and does not overlap with that of the null pairs. The rows are not corrected for their number."
+    "Differences are paired by seed, with uncorrected 95% intervals. Null pairs are two models with standard attention that "
+    "differ only in an immaterial setting (Adam's ε), so their differences are noise. A change is marked * if its interval "
+    "excludes zero and does not overlap that of the null pairs. There is no correction for multiple comparisons."
 )
 
 
 def shifts_table(outcomes: Sequence[Outcome]) -> Table:
-    """A row for every property; without rows if no outcome has any."""
+    """A table with a row for every property; it has no rows if no outcome measured any."""
     head = ("", "standard", "coupled", "change", "95% interval", "null pairs", "pairs of seeds")
     rows = tuple(_row(shift) for outcome in outcomes for shift in outcome.shifts)
     return Table("What coupling changes", head, rows, "lrrrrrr")

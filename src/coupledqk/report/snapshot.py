@@ -1,4 +1,4 @@
-"""A run as it is at this moment, finished or not."""
+"""A snapshot of a run, finished or not."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a report needs of a run, read once."""
+    """All data of a run that a report needs, read once."""
 
     path: Path
     config: RunConfig
@@ -38,26 +38,26 @@ class Snapshot:
 
     @property
     def baselines(self) -> tuple[Baseline, ...]:
-        """n-gram models of the run's text; none for other tasks and for unfinished runs."""
+        """n-gram models of the run's text; empty for other tasks and for unfinished runs."""
         return read_baselines(self.result)
 
     @property
     def position_losses(self) -> tuple[PositionLoss, ...]:
-        """The loss against the context; none for other tasks and for unfinished runs."""
+        """The loss by length of context; empty for other tasks and for unfinished runs."""
         return read_position_losses(self.result)
 
     @property
     def best(self) -> Record | None:
-        """The validation of lowest loss so far; a loss that is not a number is the worst."""
+        """The validation with the lowest loss so far. A loss that is NaN counts as the highest."""
         return min(self.valid, key=lambda record: (math.isnan(record["loss"]), record["loss"]), default=None)
 
     @property
     def latest(self) -> Record | None:
-        """The newest validation: the final one if the run is finished."""
+        """The most recent validation, which is the final one if the run is finished."""
         return self.valid[-1] if self.valid else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the whole run if it is finished, else the newest measurement."""
+        """Training speed of the whole run if it is finished, otherwise the most recent measurement."""
         measured = [self.result.get("tokens_per_second"), *(t["tokens_per_second"] for t in reversed(self.timings))]
         return next((speed for speed in measured if speed), None)

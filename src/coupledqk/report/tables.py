@@ -1,4 +1,4 @@
-"""Tables of an outcome, each made once and written as Markdown, as LaTeX, or by a page's template as HTML."""
+"""Tables of an outcome, which are written as Markdown, as LaTeX, or as HTML by a page's template."""
 
 import re
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     align: str
-    """A letter per column: l(eft), r(ight), p(aragraph)."""
+    """Alignment of the columns, one letter each: l(eft), r(ight), p(aragraph)."""
 
     def without_empty(self) -> "Table":
-        """Without the columns in which nothing is said."""
+        """The table without empty columns."""
         kept = [i for i in range(len(self.head)) if any(row[i] not in ("", NOTHING) for row in self.rows)]
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
         return Table(self.caption, tuple(self.head[i] for i in kept), rows, "".join(self.align[i] for i in kept))
@@ -35,7 +35,7 @@ def markdown_text(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """Needs the package booktabs."""
+    """The table in LaTeX, which requires the package booktabs."""
     columns = table.align.replace("p", r"p{0.4\linewidth}")
     head, *rows = (" & ".join(map(latex_text, cells)) + r" \\" for cells in (table.head, *table.rows))
     lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(table.caption)}}}"]
@@ -53,7 +53,7 @@ def latex_text(text: str) -> str:
 
 
 def results_table(outcome: Outcome) -> Table:
-    """What was reached, beside what the paper reached, and the verdicts on the claims about each row."""
+    """The results beside the paper's, and the verdicts on the claims about each row."""
     metric, baselines = outcome.metric, set(outcome.baselines.values())
     against = f"against {baselines.pop()}" if len(baselines) == 1 else "against its baseline"
     here, there = f"{metric.name} here", f"{metric.name} in the paper"
@@ -75,10 +75,10 @@ def results_table(outcome: Outcome) -> Table:
 
 
 def costs_table(outcome: Outcome) -> Table:
-    """What else was measured of each row, and what it costs."""
+    """Final values, companion measures and costs of each row."""
     metric, beside = outcome.metric, outcome.task_measure.companions
     names = (measure.name for measure in beside)
-    head = ("", f"final {metric.name}", *names, "parameters", "tokens/s", "minutes a run")
+    head = ("", f"final {metric.name}", *names, "parameters", "tokens/s", "minutes per run")
     rows = tuple(
         (
             row.label,
@@ -94,7 +94,7 @@ def costs_table(outcome: Outcome) -> Table:
 
 
 def seeds_table(outcome: Outcome) -> Table:
-    """Every number behind the means."""
+    """The metric of each seed of each row."""
     seeds = sorted({seed for row in outcome.rows for seed in row.seeds})
     rows = tuple((row.label, *(outcome.metric.show(row.seeds.get(seed)) for seed in seeds)) for row in outcome.rows)
     head = ("", *(f"seed {seed}" for seed in seeds))
@@ -102,18 +102,18 @@ def seeds_table(outcome: Outcome) -> Table:
 
 
 def claims_table(outcomes: Sequence[Outcome]) -> Table:
-    """Every claim with what the paper and the runs say."""
+    """All claims with their verdicts, and the effects in the runs and in the paper."""
     head = ("claim", "verdict", "here", "interval", "in the paper", "experiment")
     rows = tuple(
         (verdict.claim.text, finding(verdict), *_contrast(verdict), outcome.name)
         for outcome in outcomes
         for verdict in outcome.verdicts
     )
-    return Table("The claims, and what came out here", head, rows, "plrrrl")
+    return Table("Claims and verdicts", head, rows, "plrrrl")
 
 
 def finding(verdict: Verdict) -> str:
-    """Equivalence is reported beside a contradiction."""
+    """The finding in words. A contradicted claim with an effect within the margin is also reported as equivalent."""
     beside = verdict.finding == "contradicted" and verdict.evidence is not None and verdict.evidence.equivalent
     return "contradicted (equivalent)" if beside else verdict.finding
 
@@ -132,7 +132,7 @@ def _seeds(outcome: Outcome, row: Row) -> str:
 
 
 def _effect(outcome: Outcome, row: Row) -> float | None:
-    """Seed by seed where that could be tested, else of the means."""
+    """The relative effect: paired by seed if it could be tested, otherwise that of the means."""
     if row.change:
         return row.change.effect
     baseline = _baseline(outcome, row)
@@ -152,6 +152,6 @@ def _baseline(outcome: Outcome, row: Row) -> Row | None:
 
 
 def _verdicts(outcome: Outcome, row: Row) -> str:
-    """Numbered as the claims are, where there are several."""
+    """The findings on the claims about a row, with the numbers of the claims if there are several."""
     found = [(i, finding(v)) for i, v in enumerate(outcome.verdicts, 1) if v.claim.variant == row.label]
     return "; ".join(f"{i}: {word}" if len(outcome.verdicts) > 1 else word for i, word in found)

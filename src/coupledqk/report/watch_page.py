@@ -1,4 +1,4 @@
-"""The page that follows training: progress, curves and step sizes of running and finished runs, as they are at this moment."""
+"""The page that follows training: current progress, curves and step sizes of running and finished runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from .snapshot import Snapshot
 from .tables import Table
 
 MOST_CURVES = 8
-"""Curves in one chart; more could not be told apart."""
+"""Maximum number of curves in one chart; more would be hard to distinguish."""
 RECENT = 20
-"""The time left is estimated from this many of the last timings."""
+"""Number of most recent timings from which the time left is estimated."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Group:
 
 
 def watch_page(paths: Sequence[Path]) -> str:
-    """The whole page, which asks the server it came from for newer parts."""
+    """The whole page. Its script requests updated parts from the server."""
     scripts = ("hover.js", "watch.js")
     return render(
         "watch.html", styles=("page.css", "watch.css"), scripts=scripts, title="Training runs", part=watch_part(paths)
@@ -70,25 +70,25 @@ def watch_part(paths: Sequence[Path]) -> str:
     for run in runs_below(paths):
         try:
             snapshots.append((run, Snapshot.read(run.path)))
-        except CoupledQKError as reason:  # just started, or damaged: the others can still be followed
+        except CoupledQKError as reason:  # the run has just started or is damaged; the others can still be followed
             waiting.append((run.path.name, str(reason)))
     return render_part("watch_part.html", groups=_groups(snapshots), waiting=waiting, baselines_note=NOTE)
 
 
 def runs_below(paths: Sequence[Path]) -> list[RunFolder]:
-    """The runs in some folders and below them; at least one."""
+    """The runs in some folders and their subfolders. Raises if there are none."""
     if not paths:
         raise CoupledQKError("no folder given: name run folders or folders of runs, such as `coupledqk watch runs`")
     runs = runs_in(paths)
     if not runs:
         raise CoupledQKError(
-            f"{', '.join(map(str, paths))}: no run there yet; `coupledqk train --out FOLDER` starts one"
+            f"{', '.join(map(str, paths))}: contains no run; `coupledqk train --out FOLDER` starts one"
         )
     return runs
 
 
 def fingerprint(paths: Sequence[Path]) -> list[tuple[str, ...]]:
-    """Changes when something that the page shows may have changed."""
+    """A value that changes whenever the content of the page may have changed."""
     names = ("info.json", "metrics.jsonl", "timing.jsonl", "result.json")
     found = []
     for run in runs_below(paths):
@@ -131,7 +131,7 @@ def _group(members: Sequence[tuple[RunFolder, Snapshot]]) -> Group:
 
 
 def _last_start(snapshot: Snapshot) -> str:
-    """The date of the last start of a run, which sorts as text; empty if it is not known."""
+    """The date of the last start of a run as sortable text; empty if it is not known."""
     starts = snapshot.info.get("starts") or [{}]
     return str(starts[-1].get("started", ""))
 
@@ -153,7 +153,7 @@ def _progress(name: str, run: RunFolder, snapshot: Snapshot) -> Progress:
 
 
 def _time_left(snapshot: Snapshot, steps: int) -> str:
-    """From the wall-clock time of the last steps, which includes evaluation and saving."""
+    """The time left, estimated from the wall-clock time of the last steps, including evaluation and saving."""
     recent = snapshot.timings[-RECENT:]
     if len(recent) < 2 or recent[-1]["step"] <= recent[0]["step"]:
         return ""

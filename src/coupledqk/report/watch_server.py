@@ -18,7 +18,7 @@ class WatchServer(LocalServer):
         self.reading = Lock()
         self.seen: object = None
         self.part = ""
-        watch_page(paths)  # a folder that cannot be shown is refused before the server starts
+        watch_page(paths)  # raises before the server starts if a folder cannot be shown
         routes = {
             "GET /": lambda _: Answer(watch_page(self.paths).encode()),
             "GET /part": lambda _: json_answer({"html": self.current_part()}),
@@ -26,7 +26,7 @@ class WatchServer(LocalServer):
         super().__init__(routes, host, port)
 
     def current_part(self) -> str:
-        """Rendered again only when a file of a run has changed."""
+        """The current part of the page, which is rendered again only if a file of a run has changed."""
         with self.reading:
             now = fingerprint(self.paths)
             if now != self.seen:
