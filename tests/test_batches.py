@@ -178,7 +178,7 @@ def test_large_ids_keep_their_value():
 
 def test_a_text_shorter_than_a_window_is_refused_with_both_sizes():
     with pytest.raises(
-        CoupledQKError, match="training split has 512 tokens, but a window takes 513: use more text or shorter"
+        CoupledQKError, match="training split has 512 tokens, but a window needs 513: use more text or shorter"
     ):
         train_batch(text(512), 512, 1, 0, 0)
     train_batch(text(513), 512, 1, 0, 0)

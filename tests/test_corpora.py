@@ -319,7 +319,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
         ("a.jsonl", '\n\n["text"]', r"a.jsonl, line 3: expected"),
         ("a.jsonl", '{"text": "a"}\n{"text"', r"a.jsonl, line 2: not JSON"),
         ("a.jsonl", '{"text": "\\ud800"}', r"a.jsonl, line 1: half of a surrogate pair"),
-        ("a.csv", "a,b", r"a.csv is none of .txt, .jsonl"),
+        ("a.csv", "a,b", r"a.csv is not one of .txt, .jsonl"),
     ],
 )
 def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, name, content, message):
@@ -331,7 +331,7 @@ def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, name, cont
 def test_a_broken_gzip_file_is_refused(tmp_path, damage):
     file = tmp_path / "a.txt.gz"
     file.write_bytes(gzip.compress(b"text " * 1000)[:-9] if damage == "cut" else b"text")
-    with pytest.raises(CoupledQKError, match=r"a.txt.gz is not a whole gzip file"):
+    with pytest.raises(CoupledQKError, match=r"a.txt.gz is not a complete gzip file"):
         documents(file)
 
 
@@ -359,7 +359,7 @@ def test_a_missing_path_is_refused(path):
 
 def test_a_folder_without_text_is_refused(tmp_path):
     write(tmp_path / "a.png", b"\0")
-    with pytest.raises(CoupledQKError, match=f"{tmp_path} holds no text: expected .txt"):
+    with pytest.raises(CoupledQKError, match=f"{tmp_path} contains no text: expected .txt"):
         documents(tmp_path)
 
 

@@ -91,7 +91,7 @@ def test_a_process_that_dies_is_said_and_what_is_done_is_kept(config, monkeypatc
 
     monkeypatch.setattr(Encoders, "_start", start_and_kill)
     with pytest.raises(
-        CoupledQKError, match=r"a process that tokenizes has ended with code -9.* what is tokenized is kept"
+        CoupledQKError, match=r"a tokenizing process exited with code -9.* finished parts are kept"
     ):
         prepare(config, jobs=2)
 
@@ -280,11 +280,11 @@ def test_damage_that_left_no_trace_is_found_on_request_and_repaired(config, tmp_
     prepare(config)
     with pytest.raises(SystemExit):
         main(["data", "verify", "--corpus", config.corpus, "--tokenizer", "bytes"])
-    assert "damaged (train.bin has another checksum than when it was written)" in capsys.readouterr().err
+    assert "damaged (train.bin does not match its checksum)" in capsys.readouterr().err
     with pytest.raises(cache.DamagedError):
         cache.read_header(file.parent)
     monkeypatch.setattr(cache, "stamp", stamp)
-    with pytest.warns(UserWarning, match="making them again"):
+    with pytest.warns(UserWarning, match="creating them again"):
         assert prepare(config).train.tolist() == before
 
 

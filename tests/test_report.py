@@ -260,8 +260,7 @@ def test_a_long_training_curve_is_averaged_and_says_so(tmp_path: Path) -> None:
 def test_the_page_shows_step_sizes_of_coupled_runs_only(tmp_path: Path, demo: list[Path]) -> None:
     text = text_of(page_of(demo, tmp_path))
     assert (
-        "euler: step size dt, initially 0.1, after 300 steps head 0 1 layer 0 0.100 0.250 layer 1 0.125 0.062"
-        in text
+        "euler: step size dt, initially 0.1, after 300 steps head 0 1 layer 0 0.100 0.250 layer 1 0.125 0.062" in text
     )
     assert text.count("step size dt") == 1
 

@@ -111,7 +111,7 @@ def test_damaged_tokens_are_made_again_and_it_is_said_once(config, cache, name, 
     (file,) = cache.rglob(name)
     content = file.read_bytes()
     damage(file)
-    with pytest.warns(UserWarning, match=r"cached tokens in .* are damaged \(.+\): making them again") as said:
+    with pytest.warns(UserWarning, match=r"cached tokens in .* are damaged \(.+\): creating them again") as said:
         again = prepare(config)
     assert len(said) == 1
     assert again.train.tolist() == tokens

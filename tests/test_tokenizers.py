@@ -155,5 +155,5 @@ def test_without_its_extra_gpt2_names_it(monkeypatch):
 def test_another_vocabulary_is_not_taken_for_gpt2s(monkeypatch):
     monkeypatch.setattr(tokenizers, "_GPT2_SHA256", "0" * 64)
     gpt2.cache_clear()
-    with pytest.raises(CoupledQKError, match="does not hold GPT-2's vocabulary"):
+    with pytest.raises(CoupledQKError, match="does not contain GPT-2's vocabulary"):
         gpt2()

@@ -1,4 +1,4 @@
-"""Corpora to tokenizers to token shards to batches."""
+"""Corpora, tokenizers, token shards and batches."""
 
 from .shards import CorpusInfo, SplitInfo, TokenizedCorpus, cache_folder, prepare
 from .tokenizers import Tokenizer

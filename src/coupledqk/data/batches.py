@@ -1,7 +1,7 @@
-"""Batches as a pure function of (seed, step): there is no loader, so nothing to save and nothing to restore.
+"""Batches as a pure function of (seed, step). There is no data loader whose state would have to be saved and restored.
 
-A window is `length` inputs and, shifted by one token, as many targets. Windows that lie side by side share one token: the
-last target of one is the first input of the next, so every target is in one window only.
+A window consists of `length` inputs and the same number of targets, shifted by one token. Adjacent windows share one token: the
+last target of one is the first input of the next, so every target is in exactly one window.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ Batch = tuple[Tensor, Tensor]
 EVERY_ROW = slice(None)
 
 MAX_STORED_ORDER = 1 << 24
-"""Windows of an epoch up to which their order is stored, in at most 64 MB; the order of more is computed row by row."""
+"""Maximum number of windows per epoch whose order is stored (at most 64 MB). The order of more windows is computed on
+demand."""
 
 
 def train_batch(
     tokens: NDArray[Any], length: int, batch_size: int, seed: int, step: int, rows: slice = EVERY_ROW
 ) -> Batch:
-    """The global batch of a step, or some of its rows: a rank takes `slice(rank, None, world)` and reads nothing else.
+    """The global batch of a step, or some of its rows: a rank reads only `slice(rank, None, world)`.
 
-    Each epoch lays a fresh grid of windows over the text, shifted by a random offset, and visits each window once, in random
-    order. So a target returns in the next epoch at another position, after another context. A batch may straddle two epochs.
+    Each epoch divides the text into a new grid of windows, shifted by a random offset, and visits each window once, in random
+    order. In the next epoch a target therefore has another position and context. A batch may contain windows of two epochs.
     """
     if len(tokens) <= length:
         raise CoupledQKError(
-            f"the training split has {len(tokens)} tokens, but a window takes {length + 1}: use more text or shorter windows"
+            f"the training split has {len(tokens)} tokens, but a window needs {length + 1}: use more text or shorter windows"
         )
     n_windows = max(1, len(tokens) // length - 1)
     starts = []
@@ -52,7 +53,8 @@ def train_batch(
 
 
 def shuffled_rows(n_rows: int, batch_size: int, seed: int, step: int) -> list[int]:
-    """Which rows of a fixed set are in the batch of a step. Each epoch takes every row once, in random order."""
+    """Indices of the rows of a fixed set that are in the batch of a step. Each epoch contains every row once, in random
+    order."""
     rows = []
     for row in range(step * batch_size, (step + 1) * batch_size):
         epoch, position = divmod(row, n_rows)
@@ -61,13 +63,13 @@ def shuffled_rows(n_rows: int, batch_size: int, seed: int, step: int) -> list[in
 
 
 GROUP = 25
-"""Consecutive batches whose rows are exchanged so that each batch has rows of similar length."""
+"""Number of consecutive batches whose rows are sorted, so that each batch has rows of similar length."""
 
 
 def grouped_rows(lengths: Sequence[int], batch_size: int, seed: int, step: int) -> list[int]:
-    """As `shuffled_rows`, but rows of similar length share a batch, which then needs little padding.
+    """Like `shuffled_rows`, but rows of similar length share a batch, which reduces padding.
 
-    The rows of every GROUP consecutive batches are sorted by length, and the batches of a group come in random order.
+    The rows of every GROUP consecutive batches are sorted by length, and the batches of a group are visited in random order.
     """
     group, place = divmod(step, GROUP)
     steps = range(group * GROUP, (group + 1) * GROUP)
@@ -78,11 +80,11 @@ def grouped_rows(lengths: Sequence[int], batch_size: int, seed: int, step: int) 
 
 
 def valid_batches(tokens: NDArray[Any], length: int, batch_size: int, rows: slice = EVERY_ROW) -> Iterator[Batch]:
-    """The whole split in windows side by side: each token but the first is a target once. The last window is filled up
-    with targets that do not count.
+    """The whole split in adjacent windows: each token but the first is a target exactly once. The last window is padded with
+    ignored targets.
 
-    With `rows`, only these rows of each batch. Every rank gets the same number of batches: where none of the last rows is its
-    own, it gets a row without a target that counts.
+    With `rows`, only these rows of each batch are returned. Every rank gets the same number of batches: a rank without a row in
+    the last batch gets a row of ignored targets.
     """
     if len(tokens) < 2:
         raise CoupledQKError(f"the split to evaluate has {len(tokens)} tokens: expected at least 2; use more text")
@@ -93,7 +95,7 @@ def valid_batches(tokens: NDArray[Any], length: int, batch_size: int, rows: slic
 
 @lru_cache(maxsize=2)
 def _grid(n_windows: int, spare: int, seed: int, epoch: int) -> tuple[int, NDArray[Any] | ComputedOrder]:
-    """Where an epoch's grid begins and in which order its windows come. RandomState's streams never change."""
+    """The offset of an epoch's grid and the order of its windows. The streams of numpy's RandomState never change."""
     import numpy as np
 
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
@@ -105,10 +107,10 @@ def _grid(n_windows: int, spare: int, seed: int, epoch: int) -> tuple[int, NDArr
 
 
 class ComputedOrder:
-    """A random permutation of 0 to n - 1 that is computed where it is looked at, in no memory.
+    """A random permutation of 0 to n - 1 whose elements are computed on access, without storing it.
 
-    A balanced Feistel network of six rounds permutes the numbers of 2h bits, at most 4n of them. A result that is not below n
-    is permuted again until it is, so that the numbers below n are permuted among themselves.
+    A balanced Feistel network of six rounds permutes the numbers of 2h bits, at most 4n of them. A result of n or more is
+    permuted again until it is below n, so that the numbers below n are permuted among themselves.
     """
 
     def __init__(self, n: int, key: bytes) -> None:

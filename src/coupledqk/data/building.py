@@ -1,7 +1,7 @@
-"""Writing a tokenised corpus: text in, one file of token ids per split and a header out.
+"""Writes a tokenized corpus: one file of token ids per split, and a header.
 
-One process reads the text in order; others encode it (`encoders`), and this one hashes and writes what they return. So the
-result does not depend on the number of processes, and only a few batches of text are in memory.
+One process reads the text in order and passes it to others that encode it (`encoders`), then hashes and writes the ids. The
+result therefore does not depend on the number of processes, and only a few batches of text are in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def build(
     progress: Progress | None = None,
     jobs: int | None = None,
 ) -> None:
-    """Writes the files of a corpus. A tokenizer given by its name, bpe:N, is trained."""
+    """Writes the files of a corpus. If the tokenizer is given as a name, bpe:N, it is trained first."""
     if isinstance(tokenizer, str):
         tokenizer = parts.tokenizer() or _trained(corpus, tokenizer, parts)
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
@@ -90,17 +90,17 @@ def _trained(corpus: Corpus, name: str, parts: Parts) -> Tokenizer:
 
 
 class _Encoded(NamedTuple):
-    """A stretch of a document."""
+    """The token ids of a piece of a document."""
 
     text: bytes
     ids: bytes
-    """As they are stored."""
+    """Token ids in the stored format."""
     ends: bool
-    """Whether the document ends with it."""
+    """Whether this is the last piece of its document."""
 
 
 def _encoded(corpus: Corpus, tokenizer: Tokenizer, parts: Parts, jobs: int) -> Iterator[list[tuple[str, _Encoded]]]:
-    """The corpus with its token ids, in order, in batches. A few of them wait in line, so that no process does."""
+    """The corpus with its token ids in batches, in order. A few batches are queued, so that no process is idle."""
     dtype = token_dtype(tokenizer)
     line = deque()
     with Encoders(tokenizer, jobs) as encoders, ThreadPoolExecutor(jobs) as pool:
@@ -132,7 +132,7 @@ def _encoded(corpus: Corpus, tokenizer: Tokenizer, parts: Parts, jobs: int) -> I
 
 
 def _batches(stream: Stream) -> Iterator[list[tuple[str, Piece]]]:
-    """Short documents together, so that handing them to a thread costs little."""
+    """Groups short documents into batches, to reduce the overhead of passing them to threads."""
     batch, size = [], 0
     for item in stream:
         batch.append(item)
@@ -145,7 +145,7 @@ def _batches(stream: Stream) -> Iterator[list[tuple[str, Piece]]]:
 
 
 class _Shard:
-    """A split while it is written."""
+    """A split that is being written."""
 
     def __init__(self, file: BinaryIO, tokenizer: Tokenizer) -> None:
         self.file = file
@@ -155,7 +155,7 @@ class _Shard:
         self.bytes = self.documents = self.tokens = self.document_bytes = 0
 
     def append(self, encoded: _Encoded) -> int:
-        """Returns the number of bytes of text."""
+        """Appends a piece and returns the number of bytes of its text."""
         text, ids, ends = encoded
         self.content.update(text)
         self.document_bytes += len(text)
@@ -174,7 +174,7 @@ class _Shard:
         self.tokens += len(ids) // self.width
 
     def info(self) -> dict[str, Any]:
-        """What a SplitInfo says of the whole split's text."""
+        """The fields of a SplitInfo for the text of the whole split."""
         return {
             "bytes": self.bytes,
             "documents": self.documents,

@@ -21,11 +21,11 @@ STDLIB = "python-stdlib"
 NAMES = (STDLIB, *HUB)
 
 PAPER_BYTES = 440_000_000
-"""How much of OpenWebText and of PubMed is read, from the beginning. The paper takes subsets of 100M tokens, and in both a
-GPT-2 token stands for about 4.4 bytes."""
+"""Number of bytes of OpenWebText and of PubMed that are used, from the beginning. The paper uses subsets of 100M tokens, and a
+GPT-2 token has about 4.4 bytes in both."""
 
 _HIDDEN = re.compile(r"\.")
-# Of the standard library: tests, what others installed, and what the build wrote about the machine.
+# Parts of the standard library that are excluded: tests, installed packages, and build information about the machine.
 _NOT_SOURCES = re.compile(r"\.|tests?$|idle_test$|(site|dist)-packages$|config-|_sysconfigdata")
 
 
@@ -34,14 +34,14 @@ class Corpus:
     name: str
     description: str
     fingerprint: str
-    """Known before any text is read: equal for equal files, or for one revision of a data set on the hub."""
+    """Identifier that is known before any text is read: equal for equal files, or for one revision of a dataset on the hub."""
     stream: Callable[[], Stream]
     check_unchanged: Callable[[], None] = lambda: None
-    """Refuses files that have changed since the fingerprint was taken."""
+    """Raises if files have changed since the fingerprint was computed."""
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """The corpus that the settings name. Of local files only checksums are taken yet."""
+    """Opens the corpus of the settings. Local files are only hashed at this point."""
     name, errors = config.corpus, config.encoding_errors
     if name == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -58,17 +58,17 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def _at_path(name: str) -> tuple[Path, list[Path]]:
-    """The files of a local corpus: a file, a folder, or what several files' names begin with."""
+    """The files of a local corpus, given as a file, a folder, or a common prefix of file names."""
     path = expanded(name)
     status = status_of(path) if name else None
     if status and stat.S_ISDIR(status.st_mode):
         if files := find_files(path, READABLE, _HIDDEN):
             return path, files
-        raise CoupledQKError(f"{path} holds no text: expected {', '.join(READABLE)} files, or .gz of these")
+        raise CoupledQKError(f"{path} contains no text: expected {', '.join(READABLE)} files, or .gz of these")
     if status:
         require_regular(path, status)
         if suffix(path) not in READABLE:
-            raise CoupledQKError(f"{path} is none of {', '.join(READABLE)} or .gz of these: convert or rename it")
+            raise CoupledQKError(f"{path} is not one of {', '.join(READABLE)} or .gz of these: convert or rename it")
         return path.parent, [path]
     beside = entries(path.parent) if name and path.parent.is_dir() else []
     if files := [file for file in beside if file.name.startswith(path.name + ".") and suffix(file) in READABLE]:
@@ -79,7 +79,7 @@ def _at_path(name: str) -> tuple[Path, list[Path]]:
 
 
 def _local_copy(name: str, data_dir: Path) -> tuple[Path, list[Path]]:
-    """A named corpus under data_dir: a folder of that name, files whose names begin with it, or data_dir itself."""
+    """A named corpus in data_dir: a folder with its name, files whose names begin with it, or data_dir itself."""
     status = status_of(data_dir)
     if not status or not stat.S_ISDIR(status.st_mode):
         raise CoupledQKError(f"data_dir={str(data_dir)!r}: there is no such folder")
@@ -113,7 +113,7 @@ def _from_files(name: str, about: str, root: Path, files: list[Path], errors: st
     def check_unchanged() -> None:
         for file, before in zip(files, stamps, strict=True):
             if stamp(file) != before:
-                raise CoupledQKError(f"{file} has changed while it was read: start again when nothing writes to it")
+                raise CoupledQKError(f"{file} has changed while it was read: start again when it is no longer modified")
 
     used = sum(map(len, marked.values())) if marked else len(files)
     about += f", {used} file{'s' * (used != 1)} split by {'file name' if marked else 'document'}"
@@ -140,7 +140,7 @@ def _at_most(limit: int) -> str:
 
 
 def _first_bytes(documents: Iterator[Piece], limit: int) -> Iterator[Piece]:
-    """Whole documents, until there are `limit` bytes of text."""
+    """Whole documents, up to `limit` bytes of text."""
     n_bytes = 0
     for piece in documents:
         yield piece
@@ -150,10 +150,10 @@ def _first_bytes(documents: Iterator[Piece], limit: int) -> Iterator[Piece]:
 
 
 def _wikitext_form(files: list[Path], errors: str) -> str:
-    """WikiText comes raw, as the paper uses it, or tokenised with rare words replaced.
+    """The form of WikiText: raw, as used in the paper, or tokenized with rare words replaced.
 
-    In both each split is one document, not one per article: the headings are in the text, and published perplexities
-    read a split as one text.
+    In both forms each split is one document rather than one per article: the headings are in the text, and published
+    perplexities treat a split as one text.
     """
     if any("<unk>" in next(blocks(file, errors), "") for file in files):
         return "the tokenised form with <unk>, not comparable with the raw one"

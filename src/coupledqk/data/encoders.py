@@ -1,8 +1,8 @@
-"""Encoding text in several processes.
+"""Encodes text in several processes.
 
-A started process reads texts from its standard input and writes their token ids to its standard output. It ends when its input
-does, so none is left when this process is killed. The first few megabytes are encoded in this process, so that a
-small corpus does not wait for others.
+A worker process reads texts from its standard input and writes their token ids to its standard output. It exits at the end of
+its input, so that no worker is left if this process is killed. The first few megabytes are encoded in this process, because
+starting workers would take longer for a small corpus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENCODED_HERE = 16_000_000
-"""Characters after which processes are started."""
+"""Number of characters after which worker processes are started."""
 
 _COMMAND = "from coupledqk.data.encoders import serve; serve()"
 
@@ -32,7 +32,7 @@ def available_cores() -> int:
 
 
 class Encoders:
-    """`encode` is called by `jobs` threads, each of which gets a process of its own. A context manager: it ends them."""
+    """A context manager for worker processes. `encode` is called by `jobs` threads, each of which has its own process."""
 
     def __init__(self, tokenizer: Tokenizer, jobs: int) -> None:
         self.tokenizer, self.jobs = tokenizer, jobs
@@ -63,7 +63,7 @@ class Encoders:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            start_new_session=True,  # Ctrl-C is for this process, which ends the others
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the workers
         )
         self._started.append(process)
         _send(process.stdin, [self.tokenizer.to_json().encode()])
@@ -79,13 +79,13 @@ class Encoders:
         except BrokenPipeError:
             pass
         raise CoupledQKError(
-            f"a process that tokenizes has ended with code {process.wait()}, perhaps for lack of memory: start again, with "
-            "fewer jobs if it recurs; what is tokenized is kept"
+            f"a tokenizing process exited with code {process.wait()}, possibly out of memory: start again, with fewer jobs if "
+            "it recurs; finished parts are kept"
         )
 
 
 def serve() -> None:
-    """What the started process does."""
+    """The main loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
@@ -95,7 +95,7 @@ def serve() -> None:
             ids = tokenizer.encode_batch([text.decode() for text in texts])
             _send(answers, [found.astype("<u4").tobytes() for found in ids])
     except BrokenPipeError:
-        os._exit(0)  # the other side has ended; at a regular exit Python would complain about what it cannot write
+        os._exit(0)  # the other side has exited; a regular exit would print an error about the broken pipe
 
 
 def _send(file: Any, parts: Sequence[bytes]) -> None:
@@ -105,7 +105,7 @@ def _send(file: Any, parts: Sequence[bytes]) -> None:
 
 
 def _receive(file: Any) -> list[bytes]:
-    """The parts that were sent, or none if the other side has ended."""
+    """The parts that were sent; empty if the other side has exited."""
     count = int.from_bytes(file.read(8), "little")
     numbers = file.read(8 * count)
     sizes = [int.from_bytes(numbers[i : i + 8], "little") for i in range(0, len(numbers), 8)]

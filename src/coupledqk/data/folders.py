@@ -1,5 +1,5 @@
-"""Finding the files of a corpus. What is neither a file nor a folder, or cannot be looked at, is refused by its name: it is
-neither skipped nor waited for."""
+"""Finds the files of a corpus. Special files and entries that cannot be read raise an error with their name; they are not
+skipped, and pipes are not waited for."""
 
 import errno
 import os
@@ -20,9 +20,9 @@ _KINDS = (
 
 
 def find_files(root: Path, suffixes: Collection[str], left_out: re.Pattern[str]) -> list[Path]:
-    """The files of these formats, sorted by path, without files and folders whose names are left out.
+    """The files with these suffixes, sorted by path, except files and folders whose names match `left_out`.
 
-    Links are followed. A folder that is reached twice is refused: it may contain itself.
+    Links are followed. A folder that is reached twice raises an error, since it may contain itself.
     """
     found: list[Path] = []
     reached: dict[tuple[int, int], Path] = {}
@@ -39,7 +39,7 @@ def find_files(root: Path, suffixes: Collection[str], left_out: re.Pattern[str])
             status = status_of(path)
             if status is None:
                 if suffix(path) in suffixes:
-                    raise CoupledQKError(f"{path} is a link to a file that is not there: remove it")
+                    raise CoupledQKError(f"{path} is a link to a file that does not exist: remove it")
             elif stat.S_ISDIR(status.st_mode):
                 waiting.append(path)
             else:
@@ -49,7 +49,7 @@ def find_files(root: Path, suffixes: Collection[str], left_out: re.Pattern[str])
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder, sorted by name."""
+    """The entries of a folder, sorted by name."""
     try:
         return sorted(folder.iterdir())
     except OSError as error:
@@ -59,7 +59,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """What the operating system says of a file or folder, or None if it is not there."""
+    """The status of a file or folder from the operating system; None if it does not exist."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -68,7 +68,7 @@ def status_of(path: Path) -> os.stat_result | None:
         circle = "; its links lead in a circle, remove one" if error.errno == errno.ELOOP else ""
         raise CoupledQKError(f"cannot read {path}: {error.strerror}{circle}") from None
     except ValueError as error:
-        raise CoupledQKError(f"{str(path)!r} is no path ({error}): give a file or a folder") from None
+        raise CoupledQKError(f"{str(path)!r} is not a path ({error}): give a file or a folder") from None
 
 
 def require_regular(path: Path, status: os.stat_result) -> None:
@@ -78,7 +78,7 @@ def require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def expanded(name: str) -> Path:
-    """The path that a user has given. Text that is not Unicode could not be written into a run's settings."""
+    """The path given by the user, with ~ expanded. It must be valid UTF-8, since it is written to the run's settings."""
     try:
         name.encode()
         return Path(name).expanduser()

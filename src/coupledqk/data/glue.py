@@ -1,8 +1,8 @@
-"""Three tasks of GLUE: from a local folder in GLUE's own layout, or from the Hugging Face hub.
+"""Three GLUE tasks, from a local folder in GLUE's own layout or from the Hugging Face hub.
 
     FOLDER/SST-2/train.tsv, dev.tsv             FOLDER/MNLI/train.tsv, dev_matched.tsv
 
-Columns are found by their names in the first line. Any train*.tsv will do, and any file may be packed with gzip.
+Columns are identified by their names in the first line. The training file may be any train*.tsv, and files may be gzipped.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ Split = Literal["train", "dev"]
 
 class Example(NamedTuple):
     sentences: tuple[str, ...]
-    """One, or a pair."""
+    """One sentence, or a pair of sentences."""
     label: int
 
 
@@ -28,13 +28,13 @@ class Example(NamedTuple):
 class GLUETask:
     folder: str
     columns: tuple[str, ...]
-    """Of the sentences."""
+    """Names of the columns with the sentences."""
     label_column: str
     labels: tuple[str, ...]
-    """As written in the files; the hub has their numbers."""
+    """Labels as written in the files, in the order of their numbers on the hub."""
     hub_columns: tuple[str, ...]
     hub_train: int
-    """Training examples there."""
+    """Number of training examples on the hub."""
     dev: str = "dev"
     hub_dev: str = "validation"
 
@@ -68,7 +68,7 @@ def read_glue(dataset: str, split: Split, data_dir: Path | None = None, limit: i
 
 
 def count_train(dataset: str, data_dir: Path | None = None, limit: int | None = None) -> int:
-    """How many training examples `read_glue` gives."""
+    """The number of training examples that `read_glue` returns."""
     if data_dir is not None:
         return len(read_glue(dataset, "train", data_dir, limit))
     available = GLUE_TASKS[dataset].hub_train

@@ -1,4 +1,4 @@
-"""The paper's corpora on the Hugging Face hub: script-free data sets, streamed."""
+"""The paper's corpora on the Hugging Face hub, as streamed datasets without loading scripts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ class HubCorpus:
     revision: str
     subset: str | None = None
     text: Callable[[dict[str, Any]], str] = lambda row: row["text"]
-    """From a row to its text."""
+    """Function that returns the text of a row."""
     splits: tuple[tuple[str, str], ...] = ()
-    """Pairs of our split and the hub's, each one document whose lines are rows; without them every row is a document."""
+    """Pairs of split names, ours and the hub's. Each split is then one document whose lines are the rows; without pairs, every
+    row is a document."""
 
     def documents(self, hub_split: str = "train") -> Iterator[Piece]:
         rows = self.rows(hub_split)
@@ -39,7 +40,7 @@ class HubCorpus:
             yield from datasets.load_dataset(
                 self.repository, self.subset, revision=self.revision, split=hub_split, streaming=True
             )
-        except Exception as error:  # whatever the network, the hub or its client raise
+        except Exception as error:  # the network, the hub and its client raise various exceptions
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CoupledQKError(
                 f"could not read {self.repository} from the Hugging Face hub ({reason}): without a network name a local copy "
@@ -48,7 +49,7 @@ class HubCorpus:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """The hub's rows are WikiText's lines, but its blank lines, a space in the original, are empty there."""
+    """A line of WikiText from a row of the hub, where blank lines are empty instead of a space as in the original."""
     return row["text"] or " \n"
 
 

@@ -1,10 +1,10 @@
-"""Multi-query associative recall: a row shows keys, each followed by its value, then asks for them.
+"""Multi-query associative recall: a row contains keys, each followed by its value, and then queries for the keys.
 
     inputs   k₁ v₁ k₂ v₂ 0 0 k₂ 0 k₁ 0 ...
-    labels   -  -  -  -  - - v₂ - v₁ - ...       at the query's own place; the value never follows it in the inputs
+    labels   -  -  -  -  - - v₂ - v₁ - ...       at the position of the query; the value does not follow it in the inputs
 
-Keys are 1 .. V/2 − 1, values V/2 .. V − 1, and a row repeats neither. Every key is asked for once, in a slot of two tokens
-after the context. Slot i = 1, 2, ... has a probability proportional to i^(power_a − 1): near slots are likelier.
+Keys are 1 .. V/2 − 1, values V/2 .. V − 1, and both are distinct within a row. Every key is queried once, in a slot of two
+tokens after the context. Slot i = 1, 2, ... has a probability proportional to i^(power_a − 1), which favours near slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEVELS = {"easy": (4, 64), "medium": (8, 128), "hard": (16, 256)}
-"""Pairs and length. The paper prints those of hard, which are the third of Zoology's; easy and medium are the first two."""
+"""Number of pairs and length of each level. The paper states those of hard, which are the third of Zoology's; easy and medium
+are Zoology's first two."""
 
 POWER_A = 0.01
 """Zoology's default: slot i is nearly 1/i as likely as the first."""
@@ -39,12 +40,12 @@ def zoology_mqar(
     power_a: float = POWER_A,
     random_non_queries: bool = True,
 ) -> Batch:
-    """What Zoology's generator gives for the same arguments, value for value, and what it refuses.
+    """The same rows as Zoology's generator for the same arguments, with the same checks of the arguments.
 
-    The legacy streams of numpy are frozen, and the draws come in Zoology's order: keys of all rows, then values, then slots.
-    With `random_non_queries` every 0 becomes any token. Zoology leaves these to the state of torch's global generator; here
-    they follow from the seed, as they do there right after `torch.manual_seed(seed)`. Zoology's `num_passes` is left out: it
-    fails there for more than one.
+    The legacy streams of numpy are frozen, and numbers are drawn in Zoology's order: keys of all rows, then values, then slots.
+    With `random_non_queries` every 0 is replaced by a random token. Zoology draws these from torch's global generator; here
+    they are those it draws right after `torch.manual_seed(seed)`. Zoology's `num_passes` is not supported, since values above
+    one fail in Zoology.
     """
     import numpy as np
 
@@ -77,22 +78,22 @@ def zoology_mqar(
 def paper_mqar(
     num_kv_pairs: int, input_seq_len: int, seed: int, step: int, batch_size: int = 64, vocab_size: int = 64
 ) -> Batch:
-    """The training batch of a step, fresh at each: a pure function of (seed, step).
+    """The training batch of a step, as a pure function of (seed, step).
 
-    The paper names the task and a vocabulary of 64 tokens, so 31 keys and 32 values; where it is silent this is Zoology's
-    task. So the slots follow Zoology's power law, and the places between queries stay 0: Zoology's first figures have no
-    fillers either, and among 64 tokens a filler would often be a key with another successor, and the answer ambiguous.
+    The paper specifies the task and a vocabulary of 64 tokens, that is 31 keys and 32 values. All else follows Zoology: slots
+    have Zoology's power law, and positions between queries are 0. Zoology's first figures have no fillers either, and with 64
+    tokens a random filler would often be a key followed by another token, which would make the answer ambiguous.
     """
     return _fresh_rows(num_kv_pairs, input_seq_len, batch_size, vocab_size, f"{seed}:{step}")
 
 
 def paper_test_set(num_kv_pairs: int, input_seq_len: int, num_examples: int = 3000, vocab_size: int = 64) -> Batch:
-    """The rows to measure accuracy on, the same for every seed and variant. The paper gives no number; 3,000 is Zoology's."""
+    """The test set, which is the same for every seed and variant. Its size is not in the paper; 3,000 is Zoology's."""
     return _fresh_rows(num_kv_pairs, input_seq_len, num_examples, vocab_size, "test")
 
 
 def _fresh_rows(num_kv_pairs: int, input_seq_len: int, num_examples: int, vocab_size: int, name: str) -> Batch:
-    """All rows at once. RandomState's streams never change."""
+    """New rows, generated at once. The streams of numpy's RandomState never change."""
     import numpy as np
 
     _check(vocab_size, num_examples, input_seq_len, num_kv_pairs)
@@ -100,7 +101,7 @@ def _fresh_rows(num_kv_pairs: int, input_seq_len: int, num_examples: int, vocab_
     half = vocab_size // 2
     keys = 1 + _smallest(random.random_sample((num_examples, half - 1)), num_kv_pairs)
     values = half + _smallest(random.random_sample((num_examples, vocab_size - half)), num_kv_pairs)
-    # Clocks that ring at rates p: the order in which they ring is that of draws by p without replacement.
+    # The order of exponential random times with rates p is that of draws without replacement with probabilities p.
     p = _slot_probabilities(input_seq_len, num_kv_pairs, POWER_A)
     slots = _smallest(random.standard_exponential((num_examples, len(p))) / p, num_kv_pairs)
     return _rows(keys, values, slots, input_seq_len)
@@ -136,7 +137,7 @@ def _slot_probabilities(input_seq_len: int, num_kv_pairs: int, power_a: float) -
 
 
 def _smallest(draws: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Where the smallest numbers of each row are, the smallest first."""
+    """Indices of the smallest numbers of each row, in increasing order."""
     return draws.argsort(axis=1)[:, :count]
 
 

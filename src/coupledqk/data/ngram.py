@@ -1,12 +1,12 @@
-"""n-gram language models: what counting achieves on the text that a model is trained on.
+"""n-gram language models as baselines for the text that a model is trained on.
 
 Interpolated Kneser-Ney smoothing (Chen & Goodman 1999) with one discount D. An n-gram of context h and token w has
 
     p(w | h) = max(c(hw) − D, 0) / c(h·) + D · N(h·) / c(h·) · p(w | h without its first token)
 
 where c counts occurrences in the highest order and distinct predecessors in the lower ones, c(h·) is its sum over all w, and
-N(h·) is the number of w with c(hw) > 0. A context that was never seen leaves the prediction to the shorter one; below the
-unigrams is the uniform distribution.
+N(h·) is the number of w with c(hw) > 0. For an unseen context the shorter context is used, and below the unigrams the uniform
+distribution.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ VERSION = 1
 DISCOUNT = 0.75
 
 MAX_TOKENS = 20_000_000
-"""Training tokens that are counted at most, which bounds memory and time."""
+"""Maximum number of training tokens that are counted, which limits memory and time."""
 
 
 def ngram_baselines(corpus: TokenizedCorpus) -> tuple[Baseline, ...]:
-    """n-gram models of the corpus' training tokens, measured on its validation tokens; computed once for each sample.
+    """n-gram models of the corpus' training tokens, evaluated on its validation tokens. They are cached for each sample.
 
-    As for the model, every validation token but the first is a target. Its context is all that precedes it.
+    As for the model, every validation token but the first is a target. Its context are all preceding tokens.
     """
     name = digest(VERSION, corpus.info.sample_hash, corpus.tokenizer.to_json(), ORDERS, DISCOUNT, MAX_TOKENS)
     path = cache_folder() / "baselines" / f"{name[:32]}.json"
@@ -73,15 +73,15 @@ def _measure(corpus: TokenizedCorpus) -> tuple[Baseline, ...]:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Of n-grams, which are numbered from 0, and of their contexts, which are the (n − 1)-grams. What was never seen has the
-    number −1 and the last place, which holds 0."""
+    """Counts of n-grams, which are numbered from 0, and of their contexts, the (n − 1)-grams. Unseen ones have the number
+    −1, the last position of each array, which contains 0."""
 
     counts: NDArray[np.int64]
-    """By n-gram."""
+    """Count of each n-gram."""
     totals: NDArray[np.int64]
-    """By context: the sum of its n-grams' counts."""
+    """Sum of the counts of each context's n-grams."""
     kinds: NDArray[np.int64]
-    """By context: the number of its n-grams that have a count."""
+    """Number of n-grams of each context with a positive count."""
 
     @classmethod
     def of(cls, counts: NDArray[Any], contexts: NDArray[Any], n_contexts: int) -> _Counts:
@@ -89,7 +89,7 @@ class _Counts:
         return cls(np.append(counts, 0), totals, np.bincount(contexts[counts > 0], minlength=n_contexts + 1))
 
     def smooth(self, ngrams: NDArray[Any], contexts: NDArray[Any], shorter: NDArray[np.float64]) -> NDArray[np.float64]:
-        """p(w | h), given what the shorter contexts say."""
+        """p(w | h), given the probabilities with the shorter contexts."""
         totals = self.totals[contexts]
         discounted = np.maximum(self.counts[ngrams] - DISCOUNT, 0) + DISCOUNT * self.kinds[contexts] * shorter
         return np.where(totals > 0, discounted / np.maximum(totals, 1), shorter)
@@ -102,17 +102,17 @@ class _Level:
     keys: NDArray[np.int64]
     occurrences: _Counts
     predecessors: _Counts | None
-    """None in the highest order, which needs none."""
+    """Counts of distinct predecessors; None in the highest order, which does not need them."""
 
     def find(self, contexts: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers of n-grams."""
+        """The numbers of n-grams; −1 for unseen ones."""
         places = np.searchsorted(self.keys, keys)
         known = (contexts >= 0) & (np.append(self.keys, -1)[places] == keys)
         return np.where(known, places, -1)
 
 
 class KneserNey:
-    """All orders up to `order` at once."""
+    """Kneser-Ney models of all orders up to `order`."""
 
     def __init__(self, tokens: NDArray[Any], vocab_size: int, order: int) -> None:
         self.n_tokens, self.vocab_size = len(tokens), vocab_size
@@ -123,7 +123,7 @@ class KneserNey:
         self.levels: list[_Level] = []
         for n in range(1, order):
             longer = _number(ngrams[: max(0, len(tokens) - n)] * vocab_size + tokens[n:])
-            # the n-gram that a longer one ends with begins a token later
+            # the n-gram at the end of a longer one begins one token later
             predecessors = np.bincount(ngrams[longer.places + 1], minlength=len(keys))
             of_contexts = contexts, n_contexts
             self.levels.append(_Level(keys, _Counts.of(counts, *of_contexts), _Counts.of(predecessors, *of_contexts)))
@@ -132,12 +132,12 @@ class KneserNey:
         self.levels.append(_Level(keys, _Counts.of(counts, contexts, n_contexts), None))
 
     def probabilities(self, tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """For each order the probability of every token after those before it."""
+        """The probability of every token given the preceding ones, for each order."""
         tokens = np.asarray(tokens, np.int64)
         shorter = np.full(len(tokens), 1 / self.vocab_size)
         contexts = np.zeros(len(tokens), np.int64)  # the number of the context that begins at each token
         for order, level in enumerate(self.levels, 1):
-            first = order - 1  # the first token with a whole context
+            first = order - 1  # the first token with a complete context
             contexts = contexts[: max(0, len(tokens) - first)]
             ngrams = level.find(contexts, contexts * self.vocab_size + tokens[first:])
             smoothed = level.occurrences.smooth(ngrams, contexts, shorter[first:])
@@ -151,16 +151,16 @@ class KneserNey:
 @dataclass(frozen=True)
 class _Numbered:
     keys: NDArray[np.int64]
-    """Each once, sorted."""
+    """Sorted unique keys."""
     counts: NDArray[np.int64]
     places: NDArray[np.int64]
-    """Of each key, where it occurs once."""
+    """Index of one occurrence of each key."""
     numbers: NDArray[np.int64]
-    """Of each occurrence, the place of its key among the sorted ones."""
+    """Index of each occurrence's key among the sorted ones."""
 
 
 def _number(keys: NDArray[np.int64]) -> _Numbered:
-    """As np.unique, which sorts stably and takes longer for it."""
+    """Like np.unique, but faster, because the sort need not be stable."""
     order = np.argsort(keys)
     ordered = keys[order]
     is_new = np.append(True, ordered[1:] != ordered[:-1])[: len(keys)]

@@ -1,7 +1,7 @@
-"""What is tokenized while a large corpus is not finished, so that nothing is tokenized again after a kill.
+"""Intermediate results of tokenizing a large corpus, so that an interrupted process does not have to tokenize again.
 
-The stream of a corpus comes in batches of texts. The ids of every PART batches are a file, which names their texts by hashes: a
-file that is damaged or belongs to other texts is not used. The text itself is read again.
+A corpus is tokenized in batches of texts. The ids of every PART batches are written to a file with hashes of their texts;
+a file that is damaged or belongs to other texts is ignored. The text itself is read again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PART = 64
-"""Batches in a file: 16 to 33 MB of text. A smaller corpus leaves no files."""
+"""Number of batches in a file, which is 16 to 33 MB of text. A smaller corpus writes no files."""
 
 
 class EncodedBatch(NamedTuple):
     key: bytes
-    """Of its texts."""
+    """Hash of the texts."""
     ids: list[NDArray[Any]]
-    """Of each text."""
+    """Token ids of each text."""
 
 
 def key_of(texts: Sequence[bytes]) -> bytes:
@@ -48,13 +48,13 @@ class Parts:
         self._load = lru_cache(maxsize=2)(self._read)
 
     def find(self, number: int, key: bytes) -> EncodedBatch | None:
-        """The batch of that number, if it is there and its texts are those of the key. Threads may call it at once."""
+        """The batch with this number, if it is stored and its texts match the key. It is thread-safe."""
         part = self._load(number // PART)
         batch = part[number % PART] if part else None
         return batch if batch and batch.key == key else None
 
     def add(self, number: int, batch: EncodedBatch) -> None:
-        """Batches come in order. A file is written as soon as all of its batches are there."""
+        """Adds a batch. Batches must be added in order, and a file is written as soon as it is complete."""
         self._batches.append(batch)
         if number % PART == PART - 1:
             path = self._path(number // PART)
@@ -63,7 +63,7 @@ class Parts:
             self._batches = []
 
     def tokenizer(self) -> Tokenizer | None:
-        """The one that was trained for this corpus."""
+        """The tokenizer that was trained for this corpus; None if it is not stored."""
         try:
             return from_json(json.dumps(read_checked_json(self.folder / "tokenizer.json")))
         except DamagedError:
@@ -85,7 +85,7 @@ class Parts:
 
 
 def _packed(batches: list[EncodedBatch]) -> bytes:
-    """A zip file of arrays, which holds checksums of them."""
+    """The batches as a zip file of arrays, which includes checksums."""
     import numpy as np
 
     ids = [found for batch in batches for found in batch.ids]

@@ -1,9 +1,9 @@
-"""Representative parts of a split: its documents in an order shuffled by a hash, until there are enough tokens.
+"""Representative samples of a split: its documents in an order shuffled by a hash, up to a number of tokens.
 
 The unit of sampling is a document. WikiText, whose splits are one document each, is cut at the headings of its articles. A
-document or article of more than 16 KB is cut at line ends into stretches of about that size, so that neither one long file nor
-one of a few joined sources makes up the whole sample. The order depends on the text alone, not on the tokenizer or the size of
-the sample, so a smaller sample is the beginning of a larger one.
+document or article of more than 16 KB is cut at line ends into units of about that size, so that no single long file makes up
+most of the sample. The order depends on the text alone, not on the tokenizer or the size of the sample, so a smaller sample is
+the beginning of a larger one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STRETCH = 1 << 14
-"""Bytes of text after which a document is cut at the next line end."""
+"""Number of bytes of text after which a document is cut at the next line end."""
 
 _HEADING = re.compile(rb" = [^=\n]+ = \n \n")
 _HEADING_TOKENS = 256
-"""More tokens than a heading takes, even in bytes."""
+"""Upper limit of the number of tokens in a heading, even with the bytes tokenizer."""
 
 _SPACE, _NEWLINE, _EQUALS = b" \n="
 
 
 def write_sample(path: Path, tokens: NDArray[Any], tokenizer: Tokenizer, split_hash: str, n: int) -> int:
-    """Writes n tokens of a split, of which `split_hash` names the text. Returns the number of units they come from."""
+    """Writes a sample of n tokens of a split whose text has the hash `split_hash`. Returns the number of units it contains."""
     starts = unit_starts(tokens, tokenizer)
     stops = np.append(starts[1:], len(tokens))
     written = 0
@@ -54,7 +54,7 @@ def shuffled_order(n_units: int, split_hash: str) -> NDArray[np.int64]:
 
 
 def unit_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """Where the units of a split begin. Its tokens are read a piece at a time."""
+    """Start positions of the units of a split. The tokens are read in chunks."""
     texts = [*tokenizer.tokens[:-1], b"\n"]  # after end-of-text as after a newline, a line begins
     edges = np.array([(text[0], text[1] if len(text) > 1 else 0, text[-1]) for text in texts], np.uint8).T
     starts = []
@@ -83,10 +83,11 @@ def unit_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]
 def _lines(
     edges: NDArray[np.uint8], before: NDArray[Any], here: NDArray[Any], after: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which tokens begin a line, and which a line that may be a heading; `edges` are each token's first, second and last byte.
+    """Which tokens begin a line, and which begin a line that may be a heading. `edges` are each token's first, second and last
+    byte.
 
-    Only lines of text, after one space at most, count: all tokenizers have a token end before these, so that units do not
-    depend on the tokenizer.
+    Only lines that begin with text, after at most one space, are considered: in all tokenizers a token boundary precedes them,
+    so that units do not depend on the tokenizer.
     """
     first, second, last = edges
     byte = first[here]

@@ -1,4 +1,4 @@
-"""Tokenised corpora: one memory-mapped array of token ids per split, cached under a name made from what is in them.
+"""Tokenized corpora: one memory-mapped array of token ids per split, cached under a name derived from their content.
 
 A cached corpus is a folder: train.bin, valid.bin and test.bin (little-endian unsigned integers of 2 bytes, or 4 if the
 vocabulary needs them; each document followed by end-of-text), tokenizer.json, header.json. A sample of a split is a folder
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 2
-"""Part of every cached name. It changes when the same corpus and tokenizer would give other ids."""
+"""Part of every cached name. It changes when the same corpus and tokenizer would give different ids."""
 
 
 @dataclass(frozen=True)
 class SplitInfo:
     bytes: int
-    """Of text, in UTF-8."""
+    """Size of the text in bytes, in UTF-8."""
     documents: int
-    """Of a shuffled sample, the units it comes from: documents, articles, stretches of long documents."""
+    """Number of documents; for a shuffled sample, the number of units it contains (`samples`)."""
     tokens: int
-    """With one end-of-text after each document."""
+    """Number of tokens, including one end-of-text after each document."""
     sha256: str
-    """Of every document's bytes followed by their number, in order, in the whole split."""
+    """Hash of the text of the whole split: every document's bytes followed by their number, in order."""
     sample_sha256: str
-    """Of the token ids that are used, as they are stored."""
+    """Hash of the token ids that are used, in the stored format."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class CorpusInfo:
 
     @property
     def hash(self) -> str:
-        """Names the text of all splits, whatever the tokenizer."""
+        """Hash of the text of all splits, which does not depend on the tokenizer."""
         return digest([self.splits[split].sha256 for split in SPLITS])
 
     @property
     def sample_hash(self) -> str:
-        """Names the tokens that are used for training and validation."""
+        """Hash of the tokens that are used for training and validation."""
         return digest([self.splits[split].sample_sha256 for split in ("train", "valid")])
 
 
@@ -73,14 +73,14 @@ class TokenizedCorpus:
     test: NDArray[Any]
     tokenizer: Tokenizer
     info: CorpusInfo
-    """Of a split of which only a part is used, the counts and `sample_sha256` are those of the part; `sha256` is that of the
-    whole split."""
+    """Information about the splits. If only a part of a split is used, the counts and `sample_sha256` are those of the
+    part, and `sha256` is that of the whole split."""
 
 
 def open_text(
     data: DataConfig, tokenizer: Tokenizer | None = None, progress: bool = True, jobs: int | None = None
 ) -> TokenizedCorpus:
-    """As `prepare`, with a progress bar while the corpus is tokenized."""
+    """Like `prepare`, with a progress bar while the corpus is tokenized."""
     with tokenizing() if progress else nullcontext() as on_bytes:
         return prepare(data, on_bytes, tokenizer, jobs)
 
@@ -88,11 +88,10 @@ def open_text(
 def prepare(
     config: DataConfig, progress: Progress | None = None, tokenizer: Tokenizer | None = None, jobs: int | None = None
 ) -> TokenizedCorpus:
-    """The tokenised corpus, from the cache or made now. `progress` is told the bytes of text done so far.
+    """The tokenized corpus, from the cache or created now. `progress` is called with the bytes of text processed so far.
 
-    A given tokenizer, such as a trained run's own, takes the place of the one that the settings name. `jobs` processes
-    tokenize, by default as many as there are cores; the result does not depend on their number. After a kill the work is
-    taken up where it was.
+    A given tokenizer, such as that of a trained run, replaces the one in the settings. `jobs` is the number of tokenizing
+    processes, by default the number of cores; the result does not depend on it. Tokenizing resumes after an interruption.
     """
     corpus = open_corpus(config)
     tokenizer = tokenizer or from_name(config.tokenizer)
@@ -111,9 +110,9 @@ def prepare(
 
 
 def verify(config: DataConfig) -> int:
-    """Hashes the cached tokens of a corpus and its samples, whatever their size. Returns the number of bytes.
+    """Hashes all cached tokens of a corpus and its samples, including large files. Returns the number of bytes.
 
-    Damaged tokens raise a DamagedError, and are made again the next time they are needed.
+    Damaged tokens raise a DamagedError and are created again the next time they are needed.
     """
     corpus = open_corpus(config)
     folder = _folder(corpus, from_name(config.tokenizer), config)
@@ -131,7 +130,7 @@ def verify(config: DataConfig) -> int:
             _check_file(file, tokenizer)
     except CoupledQKError as damage:
         raise DamagedError(
-            f"the cached tokens in {folder} are damaged ({damage}): `coupledqk data prepare` makes them again"
+            f"the cached tokens in {folder} are damaged ({damage}): `coupledqk data prepare` creates them again"
         ) from None
     return size
 
@@ -142,8 +141,8 @@ def _folder(corpus: Corpus, tokenizer: Tokenizer | None, config: DataConfig) -> 
 
 
 def _first_part(corpus: TokenizedCorpus, split: str, n: int) -> TokenizedCorpus:
-    """The first n tokens of a split. A tokenizer trained on the corpus has seen all of it, so that the perplexities of
-    different parts of the training text can be compared."""
+    """The corpus with the first n tokens of a split. Its tokenizer is trained on the whole corpus, so that perplexities with
+    different amounts of training text are comparable."""
     tokens, end_of_text = getattr(corpus, split)[:n], corpus.tokenizer.end_of_text
     n_ended, n_bytes, content = 0, 0, hashlib.sha256()
     for part in _pieces(tokens):
@@ -155,7 +154,7 @@ def _first_part(corpus: TokenizedCorpus, split: str, n: int) -> TokenizedCorpus:
 
 
 def _sample(corpus: TokenizedCorpus, split: str, n: int, folder: Path) -> TokenizedCorpus:
-    """The first n tokens of a split's documents in shuffled order, from the cache or written to it now."""
+    """The corpus with the first n tokens of a split's documents in shuffled order, from the cache or created now."""
     folder = folder / "samples" / f"{split}-{n}"
 
     def build(temporary: Path) -> None:
@@ -178,7 +177,7 @@ def _sample(corpus: TokenizedCorpus, split: str, n: int, folder: Path) -> Tokeni
 def _with_part(
     corpus: TokenizedCorpus, split: str, tokens: NDArray[Any], n_bytes: int, n_documents: int, checksum: str
 ) -> TokenizedCorpus:
-    """The corpus with some tokens of a split in place of all."""
+    """The corpus with a part of a split instead of the whole split."""
     part = SplitInfo(n_bytes, n_documents, len(tokens), corpus.info.splits[split].sha256, checksum)
     info = replace(corpus.info, splits={**corpus.info.splits, split: part})
     return replace(corpus, **{split: tokens}, info=info)
@@ -203,7 +202,7 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _memory_map(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
-    """The tokens of a file. The ids of a large one are those that were written, as its checksum says, and are not read."""
+    """The tokens of a file as a memory map. The range of ids is not checked for large files, whose checksum is verified."""
     import numpy as np
 
     size = path.stat().st_size
@@ -217,6 +216,6 @@ def _memory_map(path: Path, tokenizer: Tokenizer) -> NDArray[Any]:
 def _check_file(path: Path, tokenizer: Tokenizer) -> None:
     import numpy as np
 
-    with path.open("rb") as file:  # what is looked at through a memory map would stay in memory
+    with path.open("rb") as file:  # pages read through a memory map would stay in memory
         while (ids := np.fromfile(file, token_dtype(tokenizer), PIECE)).size:
             check_ids(ids, tokenizer.vocab_size)

@@ -1,8 +1,8 @@
-"""Which split a document belongs to.
+"""Assigns documents to splits.
 
-Splits are official where they exist: WikiText's, and those of files named for them (pubmed.train.txt.gz, valid.jsonl).
-Otherwise document i goes to valid if i % 20 is 0, to test if it is 1, and to train if it is neither. Fewer than 20 documents
-are too few for that: of each of them the last tenth of the characters is valid, the rest train, and there is no test split.
+Official splits are used if they exist: WikiText's, and those given by file names (pubmed.train.txt.gz, valid.jsonl). Otherwise
+document i is in valid if i % 20 is 0, in test if it is 1, and in train in all other cases. With fewer than 20 documents, the
+last tenth of the characters of each document is valid, the rest is train, and there is no test split.
 """
 
 import re
@@ -15,14 +15,14 @@ from .text import DATA, Piece, suffix
 SPLITS = ("train", "valid", "test")
 
 Stream = Iterator[tuple[str, Piece]]
-"""Every document once, in order, in pieces, each with its split."""
+"""The pieces of all documents in order, each with the name of its split."""
 
 _FOLD = 20
 _MARK = re.compile(r"(?:^|\.)(train|valid|validation|val|dev|test)(?:-[\w-]+)?\.")
 
 
 def by_file_name(files: list[Path]) -> dict[str, list[Path]]:
-    """The files of each split if their names tell, else nothing. Where some tell, those that do not are left out."""
+    """The files of each split, if file names contain the names of splits. Other files are then ignored."""
     marked: dict[str, list[Path]] = {}
     for file in files:
         if suffix(file) in DATA and (mark := _MARK.search(file.name)):
@@ -36,13 +36,13 @@ def by_file_name(files: list[Path]) -> dict[str, list[Path]]:
 
 
 def by_document(documents: Callable[[], Iterator[Piece]]) -> Stream:
-    """The splits of documents that come without. A small corpus is read twice, to know how long its documents are."""
+    """Splits documents without official splits. A small corpus is read twice, to determine the lengths of its documents."""
     lengths = _lengths_if_few(documents())
     return _by_number(documents()) if lengths is None else _by_tail(documents(), lengths)
 
 
 def _lengths_if_few(documents: Iterator[Piece]) -> list[int] | None:
-    """The characters of each document, or None as soon as there are enough documents to split by their numbers."""
+    """The number of characters of each document; None if there are enough documents to split by their numbers."""
     lengths, length = [], 0
     for piece in documents:
         length += len(piece.text)

@@ -1,10 +1,10 @@
-"""Files to documents, streamed: only a few pieces of text are in memory at a time, however long a document is.
+"""Streams the documents of files. Only a few pieces of text are in memory at a time, even for very long documents.
 
-A file is one document, with two exceptions: in a .txt file a line holding only <|endoftext|> separates documents, and each
-line of a .jsonl file is one. Any of them may be packed with gzip.
+A file is one document, with two exceptions: in a .txt file a line containing only <|endoftext|> separates documents, and each
+line of a .jsonl file is a document. Files may be gzipped.
 
-Limits keep the memory small whatever the file contains: a document without words is cut after MAX_PIECE characters, a line of
-JSON has at most MAX_LINE, and a packed file that unpacks to more than MAX_RATIO times its size is refused.
+Limits keep the memory small for any content: a document without words is cut after MAX_PIECE characters, a line of JSON has at
+most MAX_LINE characters, and a gzip file that unpacks to more than MAX_RATIO times its size is refused.
 """
 
 import codecs
@@ -20,46 +20,46 @@ from ..errors import CoupledQKError
 from .words import MAX_WORD, long_words
 
 PIECE = 1 << 18
-"""Characters after which a document is cut, at the end of a word."""
+"""Number of characters after which a document is cut at the end of a word."""
 
 MAX_PIECE = 1 << 20
-"""Characters after which a document is cut where no word ends."""
+"""Number of characters after which a document is cut even if no word ends there."""
 
 MAX_LINE = 1 << 26
-"""Characters of a line of JSON, which is read as a whole."""
+"""Maximum number of characters in a line of JSON, which is parsed as a whole."""
 
 MAX_RATIO = 200
-"""How many times as large as the packed file its text may be. Ordinary text packed with gzip is below 20."""
+"""Maximum ratio of the unpacked size to the size of a gzip file. It is below 20 for ordinary text."""
 
 _UNPACKED_FREELY = 1 << 26
-"""Bytes up to which MAX_RATIO is not looked at."""
+"""Number of unpacked bytes up to which MAX_RATIO is not checked."""
 
 DATA = (".txt", ".jsonl", ".tokens", ".raw")
 READABLE = (*DATA, ".md", ".py")
 
 _MARKER = re.compile(r"<\|endoftext\|>\r?\n")
 
-# The end of the last word that white space follows. Words and the white space before them are what byte-pair encoding starts
-# from, so a cut here changes no token.
+# The end of the last word that is followed by white space. Byte-pair encodings split text into words with the white space
+# before them, so a cut here changes no token.
 _LAST_WORD = re.compile(r".*\S(?=[ \n])", re.DOTALL)
-# Another place where a word ends for byte-pair encodings, in text without white space.
+# In text without white space, another position at which byte-pair encodings end a word.
 _LAST_SYMBOL = re.compile(r".*(?:[^\W_](?=[^\w\s]|_)|[A-Za-z](?=[0-9]))", re.DOTALL)
 _TAIL = 1 << 14
-"""Characters at the end of a text among which a place to cut is looked for."""
+"""Number of characters at the end of a text in which a position to cut is searched."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARKER_LENGTH = len("<|endoftext|>\r\n")
 
 
 class Piece(NamedTuple):
-    """A stretch of a document."""
+    """A piece of a document."""
 
     text: str
     ends: bool
-    """Whether the document ends with it."""
+    """Whether this is the last piece of its document."""
 
 
 def suffix(path: Path) -> str:
-    """The format: the suffix without .gz."""
+    """The suffix of a file, ignoring .gz."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
@@ -73,7 +73,7 @@ def read(path: Path, errors: str) -> Iterator[Piece]:
 
 
 def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
-    """Cuts a text that comes in parts into documents (if separated) and these into pieces. Empty documents are dropped."""
+    """Splits a text, given in parts, into documents (if separated) and documents into pieces. Empty documents are dropped."""
     rest, begun, limit = "", False, PIECE
     for text in texts:
         rest += text
@@ -85,7 +85,7 @@ def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
                 begun = False
         if len(rest) >= limit:
             cut = _place_to_cut(rest)
-            # where there is none, looking at each part again would take too long
+            # without a position to cut, searching again after each part would take too long
             limit = PIECE if cut else min(2 * len(rest), MAX_PIECE)
             if cut:
                 yield Piece(rest[:cut], False)
@@ -112,7 +112,8 @@ def _place_to_cut(text: str) -> int:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The newline before a marker belongs to it, so that "\\n<|endoftext|>\\n".join is the inverse."""
+    """Splits a text at markers. The newline before a marker belongs to it, so that "\\n<|endoftext|>\\n".join is the
+    inverse."""
     start = 0
     for marker in _MARKER.finditer(text):
         if marker.start() == start or text[marker.start() - 1] == "\n":
@@ -122,9 +123,9 @@ def _split(text: str) -> Iterator[str]:
 
 
 def blocks(path: Path, errors: str) -> Iterator[str]:
-    """The text of a file, a block at a time. Binary content and invalid UTF-8 are errors that name the place."""
+    """The text of a file in blocks. Binary content and invalid UTF-8 raise an error with the position."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    start = 0  # of the block in the text, in bytes
+    start = 0  # offset of the block in the text, in bytes
     for block in _bytes(path):
         if (nul := block.find(0)) >= 0:
             raise CoupledQKError(f"{path} is binary: byte {start + nul} is NUL; expected UTF-8 text")
@@ -142,7 +143,7 @@ def blocks(path: Path, errors: str) -> Iterator[str]:
 
 
 def _bytes(path: Path) -> Iterator[bytes]:
-    """Blocks of the unpacked file, and an empty one at the end."""
+    """Blocks of the unpacked file, followed by an empty block."""
     try:
         with path.open("rb") as packed:
             file = cast(BinaryIO, gzip.GzipFile(fileobj=packed)) if path.suffix == ".gz" else packed
@@ -151,11 +152,11 @@ def _bytes(path: Path) -> Iterator[bytes]:
                 size += len(block)
                 if size > max(_UNPACKED_FREELY, MAX_RATIO * packed.tell()):
                     raise CoupledQKError(
-                        f"{path} unpacks to more than {MAX_RATIO} times its size: if it is meant to, unpack it before"
+                        f"{path} unpacks to more than {MAX_RATIO} times its size: if this is intended, unpack it first"
                     )
                 yield block
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CoupledQKError(f"{path} is not a whole gzip file ({error}): copy or pack it again") from None
+        raise CoupledQKError(f"{path} is not a complete gzip file ({error}): copy or pack it again") from None
     except OSError as error:
         raise CoupledQKError(f"cannot read {path}: {error.strerror or error}") from None
     yield b""
@@ -189,7 +190,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _lines(path: Path, texts: Iterable[str]) -> Iterator[str]:
@@ -211,7 +212,7 @@ def _lines(path: Path, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _without_surrogates(text: str, errors: str, where: str) -> str:
-    """JSON can write half of a surrogate pair, which no encoding has a form for."""
+    """The text without unpaired surrogates, which JSON can contain but UTF-8 cannot encode."""
     if not _SURROGATE.search(text):
         return text
     try:

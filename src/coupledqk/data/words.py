@@ -1,7 +1,7 @@
-"""Very long words: runs of letters, of numbers, of symbols or of white space, which byte-pair encoding takes as one.
+"""Cuts very long words: runs of letters, digits, symbols or white space that byte-pair encoding treats as one unit.
 
-Its cost grows faster than the length of a word, so a word is cut after every MAX_WORD characters, counted from its beginning.
-No other text is changed, and no token of it.
+The cost of the encoding grows faster than the length of a word, so words are cut after every MAX_WORD characters from their
+beginning. The tokens of all other text are unchanged.
 """
 
 import re
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 MAX_WORD = 1 << 12
-"""Characters after which a word is cut."""
+"""Number of characters after which a word is cut."""
 
 _BLOCK = MAX_WORD // 2
-# Python counts four control characters as white space that the patterns of byte-pair encodings do not.
+# Python treats four control characters as white space that the patterns of byte-pair encodings do not.
 _NO_SYMBOL = re.compile(r"[^\W_]|[^\S\x1c-\x1f]")
 
 
@@ -24,14 +24,14 @@ _KINDS: tuple[Callable[[str], bool], ...] = (str.isalpha, str.isnumeric, str.iss
 
 
 def word_parts(text: str) -> list[str]:
-    """The text, cut where words are too long; nearly always whole."""
+    """The parts of a text, which is cut inside words that are too long. Nearly always there is only one part."""
     cuts = [cut for start, stop in long_words(text) for cut in range(start + MAX_WORD, stop, MAX_WORD)]
     return [text[start:stop] for start, stop in pairwise([0, *cuts, len(text)])]
 
 
 def training_parts(text: str) -> list[str]:
-    """The text without what follows the first MAX_WORD characters of a word: learning merges takes the product of a word's
-    length and the number of merges."""
+    """The text with each word truncated to MAX_WORD characters, since the time to learn merges is proportional to the
+    length of a word times the number of merges."""
     parts, done = [], 0
     for start, stop in long_words(text):
         parts.append(text[done : start + MAX_WORD])
@@ -40,10 +40,10 @@ def training_parts(text: str) -> list[str]:
 
 
 def long_words(text: str) -> Iterator[tuple[int, int]]:
-    """Where the words of more than MAX_WORD characters begin and end.
+    """Start and end of each word of more than MAX_WORD characters.
 
-    Such a word fills one of the blocks of half its length that lie side by side. The tests of other blocks end at the first
-    character of another kind, so that ordinary text costs next to nothing.
+    Such a word fills at least one of the adjacent blocks of half that length. Tests of other blocks end at the first character
+    of another kind, so that the cost for ordinary text is negligible.
     """
     done = start = 0
     while start + _BLOCK <= len(text):
