@@ -90,9 +90,7 @@ def test_a_process_that_dies_is_said_and_what_is_done_is_kept(config, monkeypatc
         return process
 
     monkeypatch.setattr(Encoders, "_start", start_and_kill)
-    with pytest.raises(
-        CoupledQKError, match=r"a tokenizing process exited with code -9.* finished parts are kept"
-    ):
+    with pytest.raises(CoupledQKError, match=r"a tokenizing process exited with code -9.* finished parts are kept"):
         prepare(config, jobs=2)
 
 
