@@ -40,7 +40,7 @@ CASES = {
     "fp16": ("hamiltonian", {"batch_size": 6, "micro_batch": 2, "precision": "fp16"}),
 }
 STRATEGIES = ("ddp", "fsdp")
-STAGES = ((None, 5), ("ddp", 8), ("fsdp", 11), ("fsdp", 14), ("ddp", 17), ("fsdp", 18), (None, None))
+STAGES = ((None, 6), ("ddp", 8), ("fsdp", 11), ("fsdp", 14), ("ddp", 17), ("fsdp", 18), (None, None))
 """A run that is stopped and resumed: by which strategy (None is one process), and after which step."""
 
 
