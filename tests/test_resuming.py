@@ -232,3 +232,11 @@ def test_files_larger_than_the_system_allows_end_in_one_line(text: Path, tmp_pat
     assert "larger than allowed" in said
     assert "\n" not in said
     assert trained_bits(run_to(config, tmp_path / "run")) == trained_bits(whole)
+
+
+def test_a_run_that_is_stopped_in_its_first_validation_resumes_to_the_same_bits(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, save_every=100)
+    whole = run_to(config, tmp_path / "whole")
+    stopped = run_to(config, tmp_path / "parts", stop_at=5)
+    assert stopped.metrics("valid") == []
+    assert trained_bits(run_to(config, tmp_path / "parts")) == trained_bits(whole)

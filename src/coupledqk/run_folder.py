@@ -43,6 +43,8 @@ class Whole:
     """The last step of which all records are there; infinite if nothing is missing."""
     fault: str | None = None
     """What is wrong after it."""
+    unvalidated: int | None = None
+    """The next step, if nothing but its validation is missing."""
 
 
 class RunFolder:
@@ -144,8 +146,9 @@ class RunFolder:
         for name in LOGS:
             log = _read_log(self.path / name)
             if log.fault or log.sealed or name in finished:
-                last = _last_whole_step(log, _expected(self.config.train, name == "metrics.jsonl"))
-                found.append(Whole(last, log.fault or f"{self.path / name} has no record after step {last}"))
+                last, missing = _last_whole_step(log, _expected(self.config.train, name == "metrics.jsonl"))
+                fault = log.fault or f"{self.path / name} has no record after step {last}"
+                found.append(Whole(last, fault, int(last) + 1 if missing == "valid" else None))
         return min(found, key=lambda each: each.until)
 
     @property
@@ -265,12 +268,12 @@ def _expected(train: TrainConfig, metrics: bool) -> Iterator[tuple[str | None, i
             return
 
 
-def _last_whole_step(log: Log, expected: Iterator[tuple[str | None, int]]) -> float:
-    """The last step before the first record that is missing; infinite if none is."""
+def _last_whole_step(log: Log, expected: Iterator[tuple[str | None, int]]) -> tuple[float, str | None]:
+    """The last step before the first record that is missing, and the kind of that one; infinite if none is."""
     for (kind, step), record in zip(expected, [*log.records, None], strict=False):
         if record is None or (record.get("kind"), record["step"]) != (kind, step):
-            return step - 1
-    return float("inf")
+            return step - 1, kind
+    return float("inf"), None
 
 
 def variant_name(config: RunConfig) -> str:

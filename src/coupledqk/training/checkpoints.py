@@ -91,7 +91,7 @@ class Checkpoints:
     def _newest_good(self) -> tuple[int, list[str]]:
         notes = []
         for step in reversed(self.steps()):
-            if step > self.logs.until:
+            if step > self.logs.until and not self._awaits_validation(step):
                 notes.append(f"checkpoint {self._at(step)} was passed over: {self.logs.fault}")
                 continue
             fault = damage(self._at(step))
@@ -101,6 +101,11 @@ class Checkpoints:
         if notes:
             raise CoupledQKError(f"{'; '.join(notes)}; no good one is left: move {self.folder} away to start again")
         return 0, []
+
+    def _awaits_validation(self, step: int) -> bool:
+        """Whether the run was stopped during the validation after `step`, which is all that the logs lack."""
+        folder = self._at(step)
+        return step == self.logs.unvalidated and damage(folder) is None and "unvalidated_tokens" in read_state(folder)
 
     @contextmanager
     def _writing(self, path: Path, model: nn.Module) -> Iterator[Path]:
