@@ -98,7 +98,7 @@ def test_a_link_to_nothing_is_refused_if_it_is_named_as_text(folder):
     (folder / "picture.png").symlink_to("nowhere")
     prepare(DataConfig(corpus=str(folder), tokenizer="bytes"))
     (folder / "x.txt").symlink_to("nowhere")
-    assert re.search(r"x.txt is a link to a file that is not there", refused(folder))
+    assert re.search(r"x.txt is a link to a file that does not exist", refused(folder))
 
 
 @pytest.mark.parametrize("place", ["deeper", "."])

@@ -232,7 +232,7 @@ def test_a_large_file_that_was_written_to_is_hashed_again(config, tmp_path):
     before = prepare(config).train.tolist()
     (file,) = (tmp_path / "cache").rglob("train.bin")
     _flip(file)
-    with pytest.warns(UserWarning, match=r"damaged \(train.bin has another checksum"):
+    with pytest.warns(UserWarning, match=r"damaged \(train.bin does not match its checksum"):
         assert prepare(config).train.tolist() == before
 
 
@@ -304,7 +304,7 @@ def test_what_reads_back_differently_is_refused(config, monkeypatch):
 
     monkeypatch.setattr(shards, "build", write_and_lose)
     with pytest.raises(
-        CoupledQKError, match=r"reads back differently \(train.bin has another checksum .* check the disk"
+        CoupledQKError, match=r"reads back differently \(train.bin does not match its checksum.* check the disk"
     ):
         prepare(config)
 
