@@ -14,7 +14,18 @@ from . import registry
 from .errors import CoupledQKError, unknown
 from .measure import ACCURACY, PERPLEXITY, Measure
 from .plugins import Plugin
-from .schema import check_fields, require, to_dict
+from .schema import check_fields, require, require_finite, require_range, to_dict
+
+COUNT = 10**12
+"""At most so many steps, tokens or examples: far beyond what can be trained, and well within 64 bits."""
+SIZE = 2**24
+"""At most so many rows or columns of a matrix."""
+MOST_JOBS = 10_000
+"""At most so many processes at a time."""
+MOST_TOKENS = 2**28
+"""At most so many tokens in a global batch."""
+LARGEST_STEP_SIZE = 1000.0
+"""Of dt = exp(tau), in settings and in weights that are loaded. Learned values stay below 10; e^20 would overflow q and k."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +49,10 @@ class DynamicsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.n_steps >= 1, "n_steps", self.n_steps, "at least 1")
+        require_range(self, 1, 1_000, "n_steps")
         require(self.step_size > 0, "step_size", self.step_size, "greater than 0")
-        require(self.force_std >= 0, "force_std", self.force_std, "at least 0")
+        require(self.step_size <= LARGEST_STEP_SIZE, "step_size", self.step_size, f"at most {LARGEST_STEP_SIZE:g}")
+        require_finite(self, 0, "force_std")
         registry.check_choice(self, "method", registry.DYNAMICS)
         if self.force not in registry.FORCES:
             raise unknown("force", self.force, registry.FORCES)
@@ -79,7 +91,7 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.group_size >= 1, "group_size", self.group_size, "at least 1")
+        require_range(self, 1, SIZE, "group_size")
 
 
 @dataclass(frozen=True)
@@ -98,8 +110,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("d_model", "n_heads", "n_layers", "d_ff", "vocab_size", "n_positions"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require_range(self, 1, SIZE, "d_model", "n_heads", "d_ff", "vocab_size", "n_positions")
+        require_range(self, 1, 4_096, "n_layers")
         head_width(self.d_model, self.n_heads, self.attention)
         if self.positions == "rope":
             check_rope_width(head_width(self.d_model, self.n_heads, self.attention))
@@ -155,9 +167,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("max_tokens", "max_valid_tokens"):
-            value = getattr(self, name)
-            require(value is None or value >= 2, name, value, "at least 2")
+        require_range(self, 2, COUNT, "max_tokens", "max_valid_tokens")
         tokenizer_size(self.tokenizer)
 
     @property
@@ -186,7 +196,7 @@ class AdaptConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.rank >= 1, "rank", self.rank, "at least 1")
+        require_range(self, 1, SIZE, "rank")
         if "lora" not in self.method and self.rank != 8:
             raise CoupledQKError(f"rank={self.rank} has no effect with method {self.method!r}: leave it at 8")
 
@@ -208,8 +218,8 @@ class MQARConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("n_pairs", "n_train", "n_test"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require_range(self, 1, SIZE, "n_pairs")
+        require_range(self, 1, 10**8, "n_train", "n_test")
         if self.protocol == "paper" and self.n_train != 100_000:
             raise CoupledQKError(
                 f"n_train={self.n_train} has no effect with protocol 'paper', which generates new rows at every step: leave it "
@@ -235,7 +245,7 @@ class SentenceConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.max_examples is None or self.max_examples >= 1, "max_examples", self.max_examples, "at least 1")
+        require_range(self, 1, COUNT, "max_examples")
 
     @property
     def measure(self) -> Measure:
@@ -275,10 +285,9 @@ class PretrainedConfig(SentenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.rank >= 1, "rank", self.rank, "at least 1")
+        require_range(self, 1, SIZE, "rank")
         require(0 < self.coupling_lr < math.inf, "coupling_lr", self.coupling_lr, "a positive number")
-        count = self.max_dev_examples
-        require(count is None or count >= 1, "max_dev_examples", count, "at least 1")
+        require_range(self, 1, COUNT, "max_dev_examples")
         if self.method == "full" and self.rank != 8:
             raise CoupledQKError(f"rank={self.rank} has no effect with method 'full': leave it at 8")
 
@@ -294,6 +303,7 @@ def tokenizer_size(name: str) -> int:
     kind, _, size = name.partition(":")
     if kind != "bpe" or not size.isdecimal():
         raise CoupledQKError(f"unknown tokenizer {name!r}: choose gpt2, bytes, or bpe:N with the number of tokens N")
+    require(len(size) < 9 and int(size) <= SIZE, "tokenizer", name[:40], f"at most {SIZE:,} tokens")
     require(int(size) > 257, "tokenizer", name, "more than 257 tokens: every byte and the end of text have one already")
     return int(size)
 
@@ -326,14 +336,18 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("steps", "batch_size", "seq_len", "eval_every", "log_every"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        require_range(self, 1, COUNT, "steps", "eval_every", "log_every")
+        require_range(self, 1, SIZE, "batch_size", "seq_len")
+        if self.batch_size * self.seq_len > MOST_TOKENS:
+            raise CoupledQKError(
+                f"batch_size={self.batch_size} times seq_len={self.seq_len}: expected at most {MOST_TOKENS:,} tokens in a batch"
+            )
         for name in ("lr", "adam_eps", "clip"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive number")
         require(
             0 <= self.warmup <= self.steps, "warmup", self.warmup, f"0 to {self.steps}, the number of steps; set both"
         )
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require_finite(self, 0, "weight_decay")
         require(0 <= self.beta1 < 1, "beta1", self.beta1, "at least 0 and below 1")
         require(0 <= self.beta2 < 1, "beta2", self.beta2, "at least 0 and below 1")
 
@@ -365,11 +379,9 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("save_every", "keep"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("threads", "micro_batch"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least 1")
+        require_range(self, 1, COUNT, "save_every", "keep")
+        require_range(self, 1, 4_096, "threads")
+        require_range(self, 1, SIZE, "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -393,6 +405,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require_range(self, -(2**63), 2**63 - 1, "seed", "init_seed", "data_seed")
         if self.model.positions == "learned" and self.train.seq_len > self.model.n_positions:
             raise CoupledQKError(
                 f"seq_len={self.train.seq_len} is longer than the model's {self.model.n_positions} learned positions: "

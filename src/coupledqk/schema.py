@@ -22,6 +22,20 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
         raise CoupledQKError(f"{name}={given!r}: expected {expected}")
 
 
+def require_range(config: object, least: int, most: int, *names: str) -> None:
+    """Checks whole numbers; None is left alone. An absurd number is refused here, before anything is made of it."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= least, name, value, f"at least {least}")
+        require(value is None or value <= most, name, value, f"at most {most:,}")
+
+
+def require_finite(config: object, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(least <= value < math.inf, name, value, f"a finite number of at least {least:g}")
+
+
 Record = TypeVar("Record")
 
 
@@ -279,6 +293,9 @@ def _wrong(where: str, value: Any, expected: str) -> CoupledQKError:
     return CoupledQKError(f"{where or 'the file'}={shown}: expected {expected}")
 
 
+MOST_SEEDS = 10_000
+
+
 def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
     """Parses numbers and ranges of seeds: ("0-3", "7") gives (0, 1, 2, 3, 7)."""
     seeds: dict[int, None] = {}
@@ -286,5 +303,7 @@ def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise CoupledQKError(f"--seeds {word}: expected numbers such as 0 1 2, or a range such as 0-7")
+        if len(first) > 18 or len(last) > 18 or int(last or first) - int(first) >= MOST_SEEDS:
+            raise CoupledQKError(f"--seeds {word[:40]}: expected at most {MOST_SEEDS:,} seeds of at most 18 digits")
         seeds |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(seeds)

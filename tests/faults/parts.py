@@ -6,6 +6,7 @@ To add a part, write a function of the samples and the options that returns a Ta
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from command_lines import fuzz_command_lines
 from disks import fail_everywhere
 from flips import flip_everywhere
 from fuzzing import fuzz
@@ -30,10 +31,12 @@ class Options:
     disks: int = 200
     cuts: int = 200
     steps: int = 20_000
+    lines: int = 50_000
+    """Command lines."""
     seed: int = 0
 
 
-SHORT = Options(kills=20, flips=400, resumes=12, inputs=150, disks=12, cuts=12)
+SHORT = Options(kills=20, flips=400, resumes=12, inputs=150, disks=12, cuts=12, lines=400)
 """For the test suite, which leaves out the long training."""
 
 
@@ -53,6 +56,7 @@ PARTS: dict[str, Part] = {
     "flips": Part("bit flips over every file of a run", lambda s, o: flip_everywhere(s, o.flips, o.resumes, o.seed)),
     "disks": Part("full, failing and read-only disks", lambda s, o: fail_everywhere(s, o.disks, o.seed)),
     "power": Part("power cuts that lose what was not synced", lambda s, o: cut_everywhere(s, o.cuts, o.seed)),
+    "lines": Part("command lines", lambda s, o: fuzz_command_lines(s, o.lines, o.seed)),
     "steps": Part("long training", lambda s, o: train_long(s, o.steps)),
     **{f"read {name}": _fuzz_one(name) for name in READERS},
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..config import DataConfig
+from ..config import MOST_JOBS, DataConfig
 from ..errors import CoupledQKError
 from ..terminal import table
 
@@ -42,8 +42,8 @@ class Data:
     def run(self) -> None:
         from ..data.shards import cache_folder, open_text, verify
 
-        if self.jobs is not None and self.jobs < 1:
-            raise CoupledQKError(f"--jobs {self.jobs}: expected at least 1")
+        if self.jobs is not None and not 1 <= self.jobs <= MOST_JOBS:
+            raise CoupledQKError(f"--jobs {self.jobs}: expected 1 to {MOST_JOBS:,}")
         folder = None if self.data_dir is None else str(self.data_dir)
         config = DataConfig(self.corpus, self.tokenizer, folder, encoding_errors=self.encoding_errors)
         if self.action == "verify":

@@ -17,6 +17,7 @@ from ..config import DynamicsConfig
 from ..initial import Normal, global_normal
 from .grouping import group_heads, ungroup_heads
 from .method import Method
+from .operators import dtype_of_sums
 
 ScaleAndShift = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -71,14 +72,19 @@ class AffineDynamics(nn.Module):
         return self._couple(affine_inverse, q, k)
 
     def _couple(self, coupling, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = q.dtype
-        q, k = coupling(*group_heads(q, k, axis=2), self._mean_on_key, self.on_query)
+        dtype, sum_dtype = q.dtype, dtype_of_sums(q, k)
+
+        def on_key(q: Tensor) -> tuple[Tensor, Tensor]:
+            s, t = on_query(q, self.on_key)  # (B, T, H_kv, G, d)
+            return s.mean(3, keepdim=True), t.mean(3, keepdim=True)
+
+        def on_query(x: Tensor, net: ScaleShiftNet = self.on_query) -> tuple[Tensor, Tensor]:
+            s, t = net(x.to(dtype))
+            return s.to(sum_dtype), t.to(sum_dtype)
+
+        q, k = coupling(*group_heads(q.to(sum_dtype), k.to(sum_dtype), axis=2), on_key, on_query)
         q, k = ungroup_heads(q, k, axis=2)
         return q.to(dtype), k.to(dtype)
-
-    def _mean_on_key(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        s, t = self.on_key(q)  # (B, T, H_kv, G, d)
-        return s.mean(3, keepdim=True), t.mean(3, keepdim=True)
 
 
 AFFINE = Method(build=AffineDynamics, evaluations=lambda n: (1, 1), matrices=3, starts_as_identity=True)

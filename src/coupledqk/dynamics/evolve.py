@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..config import LARGEST_STEP_SIZE
 from ..errors import CoupledQKError, unknown
 from .forces import Force
 from .grouping import group_heads, ungroup_heads
@@ -114,3 +115,5 @@ def _check(q: Tensor, k: Tensor, dt: Tensor | float, n_steps: int, method: str, 
     readable = not torch.compiler.is_compiling() and (not isinstance(dt, Tensor) or dt.device.type == "cpu")
     if readable and not bool((torch.as_tensor(dt) > 0).all()):
         raise CoupledQKError(f"dt={dt}: expected greater than 0; to run backwards set inverse=True")
+    if readable and not bool((torch.as_tensor(dt) <= LARGEST_STEP_SIZE).all()):
+        raise CoupledQKError(f"dt={dt}: expected at most {LARGEST_STEP_SIZE:g}")

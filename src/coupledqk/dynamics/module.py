@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from ..config import DynamicsConfig
+from ..config import LARGEST_STEP_SIZE, DynamicsConfig
 from ..errors import CoupledQKError
 from ..initial import Normal, global_normal
 from ..rope import Rope
@@ -37,6 +37,14 @@ class Dynamics(nn.Module):
             nn.init.constant_(self.tau, math.log(self.config.step_size))
         if self.gate is not None:
             nn.init.zeros_(self.gate)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Refuses a tau whose dt = exp(tau) is not a step size but the trace of damage or divergence."""
+        *_, errors = others
+        tau = state_dict.get(f"{prefix}tau")
+        if isinstance(tau, Tensor) and not tau.is_meta and not bool((tau <= math.log(LARGEST_STEP_SIZE)).all()):
+            errors.append(f"{prefix}tau: expected dt = exp(tau) of at most {LARGEST_STEP_SIZE:g} for every head.")
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @property
     def step_size(self) -> Tensor | float:

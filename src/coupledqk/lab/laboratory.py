@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..config import MOST_JOBS
 from ..errors import CoupledQKError
 from ..outcome import Outcome, read
 from ..provenance import available_cores
@@ -90,8 +91,8 @@ def default_jobs(plans: Sequence[Plan]) -> int:
 
 
 def check_jobs(jobs: int) -> None:
-    if jobs < 1:
-        raise CoupledQKError(f"--jobs {jobs}: expected at least 1")
+    if not 1 <= jobs <= MOST_JOBS:
+        raise CoupledQKError(f"--jobs {jobs}: expected 1 to {MOST_JOBS:,}")
 
 
 def require_statistics(plans: Sequence[Plan]) -> None:

@@ -94,8 +94,8 @@ def write_page(
 
 def short_names(snapshots: Sequence[Snapshot]) -> list[str]:
     """The shortest names that distinguish the runs: the variant, the run's name, its folder's name or its whole path."""
-    variants = [str(snapshot.info["variant"]) for snapshot in snapshots]
-    names = [str(snapshot.info["name"]) for snapshot in snapshots]
+    variants = [str(snapshot.info.get("variant", "")) for snapshot in snapshots]
+    names = [str(snapshot.info.get("name", "")) for snapshot in snapshots]
     folders = [snapshot.path.resolve().name for snapshot in snapshots]
     for choice in (variants, names, folders):
         if len(set(choice)) == len(choice):
@@ -195,7 +195,7 @@ def _by_prompt(samples: Sequence[tuple[str, str, str]]) -> dict[str, list[tuple[
 
 def _origin(snapshot: Snapshot, name: str) -> dict[str, Any]:
     """The provenance of a run, without information that is elsewhere on the page."""
-    said = {"variant", "parameters"} | ({"name"} if snapshot.info["name"] == name else set())
+    said = {"variant", "parameters"} | ({"name"} if snapshot.info.get("name", "") == name else set())
     *earlier, latest = snapshot.info["starts"]
     resumes = {"resumes": len(earlier)} if earlier else {}
     info = {key: value for key, value in snapshot.info.items() if key not in (*said, "starts")}

@@ -1,6 +1,7 @@
 """What a run starts from: a new model, or the weights and the tokenizer of another run; and the device."""
 
 import json
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -19,12 +20,31 @@ from .lora import merged
 
 def new_model(config: RunConfig) -> TransformerLM:
     """The language model a run starts from."""
+    refuse_beyond_memory(config)
     model = TransformerLM(config.model, seed=config.seed if config.init_seed is None else config.init_seed)
     model.gradient_checkpointing = config.runtime.gradient_checkpointing
     set_impl(model, config.runtime.impl)
     if config.init_from is not None:
         start_from(model, RunFolder.open(config.init_from))
     return model
+
+
+def refuse_beyond_memory(config: RunConfig) -> None:
+    """Before memory is spent: the weights, and on a CPU also their gradients and AdamW's two moments, have to fit."""
+    model, d = config.model, config.model.d_model
+    attention = 2 * d * d + 2 * d * d // model.attention.group_size
+    table = model.n_positions if model.positions == "learned" else 0
+    parameters = d * (model.vocab_size + table) + model.n_layers * (attention + 3 * d * model.d_ff)
+    trains_all = (
+        "lora" not in getattr(config.task, "method", "full") and pick_device(config.runtime.device).type == "cpu"
+    )
+    needed = parameters * 4 * (4 if trains_all else 1)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise CoupledQKError(
+            f"the model has about {parameters:,} parameters, which need {needed / 1e9:,.1f} GB of memory, and this machine has "
+            f"{there / 1e9:,.1f} GB: choose a smaller d_model, d_ff, n_layers, vocab_size or n_positions"
+        )
 
 
 def start_from(model: TransformerLM, source: RunFolder) -> None:
