@@ -123,3 +123,14 @@ def random_tokens(*shape: int, vocab_size: int = TINY["vocab_size"]) -> Tensor:
 
 def double_randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory):
+    """The files that the tests in faults/ damage, made once for all tests of a module."""
+    from samples import make_samples
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("samples")
+        patch.setenv("COUPLEDQK_CACHE", str(folder / "cache"))
+        yield make_samples(folder)
