@@ -162,7 +162,7 @@ def test_a_sample_is_written_once_and_again_if_it_is_damaged(documents, cache):
         assert prepare(config).info == before.info
     (file,) = cache.rglob("tokens.bin")
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.warns(UserWarning, match=r"damaged \(tokens.bin has another checksum"):
+    with pytest.warns(UserWarning, match=r"damaged \(tokens.bin does not match its checksum"):
         assert prepare(config).train.tolist() == tokens
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .values import FirstValues
     from .variants import PAPER_VARIANTS, PRESETS, VARIANTS, preset, register_variant, variant
 
-# Loaded at first use: the command line's --help should not wait for torch.
+# Names are imported on first use, so that --help does not wait for torch.
 _HOME = {
     "Attention": "attention",
     "AttentionConfig": "config",

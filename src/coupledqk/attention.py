@@ -1,10 +1,10 @@
-"""The one Attention: every variant is a choice of dynamics and of scoring.
+"""The Attention module: every variant is a choice of dynamics and of scoring.
 
     x ─ project ─► q, k, v ─ (qk_norm) ─ DYNAMICS ─ rope ─► cache ─► SCORING ─ project ─►
 
-The dynamics see one token's query and key and never another token's. They come after normalisation, before RoPE (a
-nonlinear force does not commute with rotation: behind it, scores would depend on absolute position), and before the
-cache, which therefore holds evolved keys.
+The dynamics act on the query and key of each token separately. They are applied after normalisation, before RoPE (a nonlinear
+force does not commute with rotations, so that scores would depend on absolute positions after RoPE), and before the cache,
+which therefore stores evolved keys.
 """
 
 from typing import Any
@@ -59,7 +59,10 @@ class Attention(nn.Module):
 
     @classmethod
     def from_variant(cls, name: str, d_model: int, n_heads: int, layer: int = 0, **settings: Any) -> "Attention":
-        """By name, with any setting changed: `Attention.from_variant("euler", d_model=512, n_heads=8, n_steps=1)`."""
+        """Builds a variant by name, with some settings changed.
+
+        For example, `Attention.from_variant("euler", d_model=512, n_heads=8, n_steps=1)`.
+        """
         return cls(d_model, n_heads, variant(name, **settings), layer)
 
     def init_weights(self, normal: Normal = global_normal) -> None:
@@ -79,11 +82,11 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
         first_values: FirstValues | None = None,
     ) -> tuple[Tensor, float]:
-        """(B, T, d_model) to the same, and an auxiliary loss, which no variant has yet.
+        """Maps x (B, T, d_model) to an output of the same shape, and returns an auxiliary loss, which no variant uses yet.
 
-        `causal_mask` is boolean, True where a query may look: (T, S) or (B, 1, T, S), where B and T may be 1; a padding
-        mask of real tokens is `real[:, None, None, :]`. A causal attention never looks ahead, whatever the mask
-        allows. `rope` rotates q and k (see `rope_at`). `cache` adds the S − T tokens before x. `first_values` carries the
+        `causal_mask` is boolean, True where a query may attend: (T, S) or (B, 1, T, S), where B and T may be 1; a padding
+        mask of real tokens is `real[:, None, None, :]`. A causal attention never attends to later tokens, even if the mask
+        allows it. `rope` rotates q and k (see `rope_at`). `cache` adds the S − T tokens before x. `first_values` carries the
         values of layer 0 to value residuals in later layers.
         """
         q, k, v = self.evolved(x, rope, first_values)
@@ -121,8 +124,8 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], -1, self.width).split([size // self.width for size in sizes], dim=2)
 
     def _projects_v_apart(self, x: Tensor, rotated: bool) -> bool:
-        """Whether v is worth memory of its own: a view of a joint projection keeps the projected q and k alive, which the
-        backward pass does not need if it rebuilds them, or if they are rotated and nothing else is done to them."""
+        """Whether v is projected separately, which saves memory: a view of a joint projection keeps the projected q and k
+        alive, and the backward pass does not need them if it reconstructs them, or if they are only rotated."""
         if type(self.qkv) is not Linear or has_forward_hooks(self.qkv):
             return False
         if rotated and self.qk_norm is None and isinstance(self.dynamics, Static):

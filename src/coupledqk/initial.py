@@ -1,11 +1,11 @@
 """Initial weights as a function of (seed, name).
 
-Every variant built from one seed starts from the same shared weights, whatever else it contains and in whatever order it
-was built, so that runs of different variants are paired. A module that owns parameters has
+All variants built from one seed have the same initial values of shared weights, independent of their other modules and of the
+order of construction, so that runs of different variants are paired. A module with parameters has a method
 
     init_weights(normal)      which fills them, drawing with normal(tensor, name, std)
 
-Built alone it draws from PyTorch's global generator; a model draws again for the whole tree with `initialize`.
+On its own a module draws from PyTorch's global generator; a model initialises all of its modules again with `initialize`.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ def global_normal(tensor: Tensor, name: str, std: float) -> None:
 
 
 def with_own_initial(make: Callable[[], nn.Module]) -> nn.Module:
-    """A module that a user has written. Without `init_weights` it gets one that draws as its constructor does, from a
-    generator seeded like any other weight."""
+    """A module written by a user. If it has no `init_weights`, it gets one that initialises it as its constructor does, with a
+    generator seeded like that of any other weight."""
     module = make()
     if not hasattr(module, "init_weights"):
         module.__dict__["init_weights"] = partial(_draw_as_constructed, module, make)
@@ -45,7 +45,7 @@ def _draw_as_constructed(module: nn.Module, make: Callable[[], nn.Module], norma
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills every parameter of the tree; `init_weights` is asked of each module that has it."""
+    """Initialises every parameter of the model by calling `init_weights` of each module that has it."""
     for path, module in model.named_modules():
         init_weights = getattr(module, "init_weights", None)
         if init_weights is not None:

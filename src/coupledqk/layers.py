@@ -1,7 +1,7 @@
-"""The parts around attention: normalisation, SwiGLU, the key-value cache.
+"""Layers besides attention: normalisation, SwiGLU and the key-value cache.
 
-RMSNorm and SwiGLU have a plain definition and a lean form. The lean form is an operator with a backward pass written by hand,
-which keeps little and takes few passes over memory; a second derivative goes through the plain one.
+RMSNorm and SwiGLU have a plain definition and a lean implementation. The lean one has a hand-written backward pass that saves
+little and makes few passes over memory; second derivatives use the plain definition.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight ⊙ x / √(mean(x²) + ε) of each row: one kernel on a GPU, some ten operators on a CPU."""
-    # under autocast x may be in half precision; the kernel asks for one dtype and sums in float32
+    """weight ⊙ x / √(mean(x²) + ε) of each row. It is one kernel on a GPU and about ten operators on a CPU."""
+    # under autocast x may be in half precision; the kernel requires a single dtype and sums in float32
     return torch.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
 
 
@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def can_be_lean() -> bool:
-    """The compiler fuses the plain definitions by itself, and transformations of torch.func need them."""
+    """Whether lean implementations can be used. torch.compile fuses the plain definitions, and torch.func requires them."""
     return not torch.compiler.is_compiling() and not inside_torch_func()
 
 
@@ -59,7 +59,7 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 class _LeanRMSNorm(torch.autograd.Function):
-    """`plain_rms_norm` that keeps its input and a number for each row; three passes forward and six backward."""
+    """`plain_rms_norm` that saves its input and one number per row, with three passes forward and six backward."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -84,7 +84,7 @@ class _LeanRMSNorm(torch.autograd.Function):
 
 
 def again(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of a function, themselves differentiable."""
+    """The gradients of a function, which are themselves differentiable."""
     return torch.autograd.grad(function(*inputs), inputs, grad, create_graph=True)
 
 
@@ -120,13 +120,13 @@ class SwiGLU(nn.Module):
 
 
 def plain_swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) ⊙ up, the two side by side in the last axis."""
+    """silu(gate) ⊙ up, with gate and up concatenated along the last axis."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 class _LeanSwiGLU(torch.autograd.Function):
-    """`plain_swiglu` that keeps only its input for the backward pass, which takes four passes."""
+    """`plain_swiglu` that saves only its input, with four passes over memory in the backward pass."""
 
     @staticmethod
     def forward(ctx, gate_up: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class KVCache:
         self.length = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the new tokens' and returns all so far."""
+        """Stores keys and values of new tokens and returns those of all tokens so far."""
         start, end = self.length, self.length + k.shape[1]
         if end > self.capacity:
             raise CoupledQKError(

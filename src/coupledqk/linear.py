@@ -1,7 +1,7 @@
 """Products with weight matrices: x Wᵀ.
 
-On a CPU the library multiplies a single row by one thread alone, which takes twice as long as the memory needs to bring the
-matrix. Decoding is nothing but such products. So the rows of the matrix are split among the threads, as a batch.
+On a CPU the library multiplies a single row with one thread only, which takes twice as long as reading the matrix from memory.
+Decoding consists of such products, so the rows of the matrix are distributed over the threads as a batch.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from .torch_internals import int8_product
 
-WORTH_SPLITTING = 1 << 17  # numbers in the matrix; smaller ones are done before a thread is awake
+WORTH_SPLITTING = 1 << 17  # size of the matrix; products with smaller ones finish before other threads start
 
 
 class Linear(nn.Linear):
-    """Without a bias."""
+    """A linear map without bias."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out, bias=False)
@@ -24,10 +24,10 @@ class Linear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
-    """`Linear` for generation on a CPU, with weights rounded to 8 bits and one scale for each row of the matrix.
+    """`Linear` for generation on a CPU, with weights quantized to 8 bits and one scale per row of the matrix.
 
-    The product is PyTorch's own. It is fast with x in bfloat16 alone, so x and the result are rounded to that. It reads 16
-    numbers at a time without checking that a row has as many, so rows are padded with zeros.
+    The product is PyTorch's own. It is fast only with x in bfloat16, so x and the result are rounded to bfloat16. It reads 16
+    numbers at a time without checking the length of a row, so rows are padded with zeros.
     """
 
     weight: Tensor
@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = weight.detach().float()
         largest = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.bfloat16).tiny)
-        scale = (largest / 127).bfloat16()  # rounded before it divides, so that its rounding costs no precision
+        scale = (largest / 127).bfloat16()  # rounded before the division, so that the rounding costs no precision
         rounded = (weight / scale).round_().clamp_(-127, 127).to(torch.int8)
         self.padding = -weight.shape[1] % 16
         self.register_buffer("weight", F.pad(rounded, (0, self.padding)))
@@ -71,9 +71,9 @@ def worth_splitting(x: Tensor, weight: Tensor) -> bool:
 
 def split_rows(x: Tensor, weight: Tensor) -> Tensor:
     n, d = weight.shape
-    hands = 4 * torch.get_num_threads()  # more than one for each thread, so that none waits long for another
+    hands = 4 * torch.get_num_threads()  # several parts per thread, to balance the load
     rest = n % hands
-    # the row as (hands, d, 1) with unit stride along d: as a strided column, the product takes four times as long
+    # the row as (hands, d, 1) with unit stride along d: with a strided column the product takes four times as long
     row = x.contiguous().as_strided((hands, d, 1), (0, 1, d))
     out = torch.bmm((weight[: n - rest] if rest else weight).view(hands, n // hands, d), row)
     if rest:

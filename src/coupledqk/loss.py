@@ -1,8 +1,8 @@
 """The language-modelling loss: cross-entropy of the logits x Wᵀ.
 
-`plain_loss` is the definition. `linear_cross_entropy` computes the same without ever holding all logits: a block of rows at
-a time goes from logits to probabilities to both gradients, which wait for the backward pass to scale them. Until then they
-are gradients of the *sum* of losses, so that in fp16 none underflows before the loss scale reaches it.
+`plain_loss` is the definition. `linear_cross_entropy` computes the same without storing all logits: for one block of rows at a
+time it computes logits, probabilities and both gradients, which the backward pass scales. Until then they are gradients of the
+*sum* of losses, so that in fp16 they do not underflow before the loss scale is applied.
 """
 
 from typing import Literal
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
-"""Targets with this value do not count."""
+"""Targets with this value are ignored."""
 
 BLOCK = 2**25
-"""Logits held at a time."""
+"""Maximum number of logits in memory at a time."""
 
 
 def plain_loss(x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:

@@ -54,12 +54,12 @@ class Block(nn.Module):
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
-    """Not drawn yet."""
+    """An embedding whose weights are not initialised."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class TransformerLM(nn.Module):
-    """`model(tokens)` gives logits, `model(tokens, targets)` the mean loss."""
+    """A transformer language model. `model(tokens)` returns logits, `model(tokens, targets)` the mean loss."""
 
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         """The initial weights are a function of the seed and of each weight's name."""
@@ -68,7 +68,7 @@ class TransformerLM(nn.Module):
         self.gradient_checkpointing = False
         self.int8_head: Int8Linear | None = None
         device = torch.get_default_device()
-        # Built without storage, so that each weight is drawn once. Under torch.device("meta") it stays so.
+        # Built on the meta device, so that each weight is drawn once. Under torch.device("meta") it stays there.
         with torch.device("meta"):
             self.embed = embedding(config.vocab_size, config.d_model)
             self.positions = embedding(config.n_positions, config.d_model) if config.positions == "learned" else None
@@ -82,7 +82,10 @@ class TransformerLM(nn.Module):
     def from_preset(
         cls, name: str, attention: str | AttentionConfig = "standard", seed: int = 0, **settings: Any
     ) -> "TransformerLM":
-        """By size and attention variant, with any setting changed: `from_preset("small", "euler", n_layers=4, n_steps=1)`."""
+        """Builds a model by size and attention variant, with some settings changed.
+
+        For example, `TransformerLM.from_preset("small", "euler", n_layers=4, n_steps=1)`.
+        """
         return cls(preset(name, attention, **settings), seed)
 
     def init_weights(self, normal: Normal = global_normal) -> None:
@@ -99,10 +102,10 @@ class TransformerLM(nn.Module):
         padding: Tensor | None = None,
         cache: list[KVCache] | None = None,
     ) -> Tensor:
-        """Logits (B, T, vocabulary), or with `targets` (B, T) the loss, their mean or sum; targets of −100 do not count.
+        """Logits (B, T, vocabulary), or with `targets` (B, T) the mean or sum of the losses; targets of −100 are ignored.
 
-        `padding` is boolean, (B, S), True for real tokens; positions count from each row's first real one. With a
-        `cache` (see `new_cache`) the tokens continue those that it holds, and S counts both.
+        `padding` is boolean, (B, S), True for real tokens; positions count from each row's first real token. With a
+        `cache` (see `new_cache`) the tokens continue the cached ones, and S includes both.
         """
         x = self.hidden(tokens, padding, cache)
         if targets is None:
@@ -120,7 +123,7 @@ class TransformerLM(nn.Module):
         return linear(states, self.embed.weight) if self.int8_head is None else self.int8_head(states)
 
     def _loss_by_logits(self, x: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
-        rows = zip(x, targets, strict=True)  # one sequence at a time, because logits are large
+        rows = zip(x, targets, strict=True)  # one sequence at a time, because logits need much memory
         sums = [
             F.cross_entropy(self.logits(row), target, ignore_index=IGNORED, reduction="sum") for row, target in rows
         ]
@@ -128,9 +131,10 @@ class TransformerLM(nn.Module):
         return total if reduction == "sum" else total / (targets != IGNORED).sum()
 
     def to_int8(self) -> "TransformerLM":
-        """Rounds the weight matrices to 8 bits, in place, for generation and evaluation on a CPU; it cannot be trained then.
+        """Quantizes the weight matrices to 8 bits in place, for generation and evaluation on a CPU.
 
-        Embeddings, norms and dynamics keep their precision; the tied output matrix is a rounded copy.
+        The model can no longer be trained. Embeddings, norms and dynamics keep their precision; the tied output matrix is
+        replaced by a quantized copy.
         """
         device = self.embed.weight.device
         if device.type != "cpu":
@@ -206,7 +210,7 @@ class TransformerLM(nn.Module):
         stop_token: int | None = None,
         padding: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """Yields the next token of each row, (B,), until `max_new_tokens` or until every row has met `stop_token`.
+        """Yields the next token of each row, (B,), up to `max_new_tokens` or until every row has produced `stop_token`.
 
         `prompt` is (B, T); shorter rows are padded on the left, with `padding` True for real tokens. A row that has
         stopped yields `stop_token` from then on. The same `seed` gives the same tokens.
@@ -214,7 +218,7 @@ class TransformerLM(nn.Module):
         self._check_prompt(prompt, max_new_tokens, padding)
         generator = None if seed is None else torch.Generator(prompt.device).manual_seed(seed)
         sample = partial(Sampler(temperature, top_k, top_p), generator=generator)
-        # copied outside of inference mode: what was made in it cannot be trained on
+        # copied outside inference mode, since inference tensors cannot be used in training
         return (token.clone() for token in self._stream(prompt, max_new_tokens, sample, stop_token, padding))
 
     @torch.inference_mode()

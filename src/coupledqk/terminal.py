@@ -1,4 +1,4 @@
-"""What is shown on a terminal: tables, paragraphs, progress bars. Torch-free."""
+"""Output on a terminal: tables, paragraphs and progress bars. Torch-free."""
 
 import contextlib
 import importlib.util
@@ -22,12 +22,12 @@ Item = TypeVar("Item")
 
 
 def line_width() -> int | None:
-    """Columns of the terminal; None if standard output is a file or a pipe, for which nothing is wrapped or left out."""
+    """Width of the terminal; None if standard output is a file or a pipe, for which nothing is wrapped or omitted."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def wrapped(text: str, width: int | None = None) -> str:
-    """The text with lines broken at spaces to fit the terminal, or `width`; a longer word is left whole."""
+    """The text with lines broken at spaces to fit the terminal, or `width`. Longer words are not broken."""
     width = width or line_width()
     if width is None:
         return text
@@ -35,10 +35,10 @@ def wrapped(text: str, width: int | None = None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Aligned columns: the first to the left, the others to the right.
+    """A table whose first column is left-aligned and whose other columns are right-aligned.
 
-    If it is wider than the terminal (or `width`), headings and long cells are broken at spaces; if that is not enough, the
-    last columns are left out and named below.
+    If it is wider than the terminal (or `width`), headings and long cells are broken at spaces. If that is not enough, the
+    last columns are omitted and listed below.
     """
     columns = list(zip(head, *rows, strict=True))
     widths = _column_widths(columns, width or line_width())
@@ -60,7 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None 
 
 
 def _column_widths(columns: Sequence[Sequence[str]], limit: int | None) -> list[int]:
-    """Of the columns that are shown: as wide as their cells, or the widest ones narrower, as far as words allow."""
+    """Widths of the columns that are shown. The widest columns are made narrower if needed, as far as words allow."""
     widths = [max(map(len, column)) for column in columns]
     if limit is None:
         return widths
@@ -81,7 +81,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _unbreakable(cell: str, short: int) -> int:
-    """The least width a cell can have; one of at most `short` characters stays on one line."""
+    """The minimum width of a cell. A cell of at most `short` characters stays on one line."""
     return len(cell) if len(cell) <= short else max(short, *map(len, cell.split(" ")))
 
 
@@ -101,9 +101,9 @@ def duration(seconds: float) -> str:
 
 
 class Bars:
-    """Progress bars on a terminal or in a notebook, and a line now and then where neither is. Both go to standard error.
+    """Progress bars on a terminal or in a notebook, and occasional lines elsewhere, on standard error.
 
-    It is a context manager: however the block ends, the bars stop and the cursor is visible again.
+    It is a context manager that always stops the bars and restores the cursor.
     """
 
     def __init__(self, seconds_between_lines: float = 10.0) -> None:
@@ -128,7 +128,7 @@ class Bars:
         return self.rich is not None
 
     def add(self, label: str, total: int | None, done: int = 0) -> int:
-        """A new bar, by the number that the other methods take. Without a total it only shows that something goes on."""
+        """Adds a bar and returns its number for the other methods. Without a total, the bar shows only activity."""
         if self.rich is not None:
             number = self.rich.add_task(label, total=total, completed=done, count="", text="")
         else:
@@ -137,7 +137,8 @@ class Bars:
         return number
 
     def update(self, bar: int, done: int, *parts: str) -> None:
-        """So much is done. `parts` say more, the most important first: those that do not fit are left out."""
+        """Sets the progress of a bar. `parts` are further texts, the most important first; those that do not fit are
+        omitted."""
         label, total = self.labels[bar]
         count = "" if total is None else f"{done}/{total}"
         if self.rich is not None:
@@ -186,7 +187,7 @@ def _rich_progress() -> Any:
 
 
 def _short(label: str, width: int) -> str:
-    """At most a third of the line."""
+    """The label, truncated to a third of the line."""
     return label if len(label) <= width // 3 else f"{label[: width // 3 - 1]}…"
 
 
@@ -211,7 +212,7 @@ def tracked(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
 
 @contextlib.contextmanager
 def status(text: str) -> Iterator[None]:
-    """Shows a line on the terminal, in standard error, while something is prepared; nothing if that is not a terminal."""
+    """Shows a line on standard error while the block runs, if it is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -240,13 +241,13 @@ def tokenizing() -> Iterator[Callable[[int], None]]:
 
 
 def is_first_process() -> bool:
-    """Whether this process reports to the user: of those that torchrun has started together, one does."""
+    """Whether this process reports to the user. Of the processes that torchrun starts together, only one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager
 def announced(message: str, after: float = 5.0) -> Iterator[None]:
-    """Prints a line to standard error if the block takes longer than so many seconds."""
+    """Prints a line to standard error if the block takes longer than `after` seconds."""
     timer = threading.Timer(after, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

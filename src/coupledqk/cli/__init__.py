@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Torch is loaded by the command that needs it.
+"""The command line, which parses arguments, calls the library and prints. Torch is imported only by commands that need it.
 
 A command is a frozen dataclass whose fields are its flags and whose docstring is its help, with `run()`.
 """
@@ -24,7 +24,7 @@ WORDS = (
     "glue", "sweep", "export", "import", "harness", "data", "params", "plan", "bench", "doctor", "completion",
 )  # fmt: skip
 MODULES = {"eval": "evaluate", "import": "import_"}
-"""Of the commands whose module has another name."""
+"""Modules of the commands whose module has a different name."""
 COMMANDS: dict[str, type[Any]] = {
     word: getattr(importlib.import_module(f".{MODULES.get(word, word)}", __name__), word.capitalize()) for word in WORDS
 }
@@ -32,7 +32,7 @@ COMMANDS: dict[str, type[Any]] = {
 NAMED_BY_USER = (
     errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS, errno.ENOSPC, errno.EMFILE,
 )  # fmt: skip
-"""What the operating system says about a path that a command only asks about: a matter of the path, not of the program."""
+"""Error codes of the operating system that are caused by the path a user has given, not by the program."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno == errno.ENOSPC:
             fail("the disk is full: free some space; what was saved is unharmed")
         if isinstance(error, BrokenPipeError):
-            # the reader has gone (`coupledqk runs | head`); nothing is left to say, not even at exit
+            # the reader has closed the pipe (`coupledqk runs | head`); Python must not print an error at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         raise

@@ -1,1 +1,1 @@
-"""What a run will need, before it is paid for: memory by part, the largest micro-batch, time and GPU-hours."""
+"""Estimates of what a run needs before it starts: memory by part, the largest micro-batch, time and GPU-hours."""

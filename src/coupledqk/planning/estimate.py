@@ -1,4 +1,4 @@
-"""What a run or an experiment needs on given GPUs: micro-batch, memory, time, GPU-hours."""
+"""Estimates micro-batch, memory, time and GPU-hours of a run or an experiment on given GPUs."""
 
 import math
 from bisect import bisect_right
@@ -17,7 +17,7 @@ from .memory import Peak, Strategy, peak_memory
 from .trace import Pass
 
 RESERVE = 0.1
-"""Share of a GPU's memory that is left to its context, the libraries' buffers and fragmentation."""
+"""Share of a GPU's memory that is reserved for the CUDA context, buffers of libraries and fragmentation."""
 MOST_DEVICES = 1024
 
 
@@ -38,7 +38,7 @@ class Machine:
 
     @property
     def usable(self) -> float:
-        """Bytes of one GPU."""
+        """Usable memory of one GPU in bytes."""
         return (1 - RESERVE) * self.gpu.memory
 
 
@@ -49,9 +49,9 @@ class Option:
     strategy: Strategy
     checkpointing: bool
     micro_batch: int
-    """The largest that fits, in sequences on each device; 1 if none fits."""
+    """The largest micro-batch that fits, in sequences per device; 1 if none fits."""
     memory: Peak
-    """Of one device, at that micro-batch."""
+    """Memory of one device at that micro-batch."""
     fits: bool
     hours: float
 
@@ -62,24 +62,24 @@ class Estimate:
     machine: Machine
     parameters: int
     flops: Flops
-    """For one token."""
+    """Floating-point operations per token."""
     options: tuple[Option, ...]
 
     @property
     def best(self) -> Option | None:
-        """The fastest way that fits; the simplest of several."""
+        """The fastest option that fits, and the simplest one if several are equally fast."""
         return min((option for option in self.options if option.fits), key=lambda option: option.hours, default=None)
 
 
 def paper_utilisation() -> float:
-    """What the paper's throughput table amounts to: its 60M model on one RTX 2080 Ti."""
+    """The utilisation that follows from the paper's throughput table, for its 60M model on one RTX 2080 Ti."""
     paper = RECIPES["wikitext-103"]
     rate = THROUGHPUT["standard"]["training"] * flops(paper.model, paper.train.seq_len).training
     return round(rate / GPUS["RTX 2080 Ti"].peak("fp16"), 2)
 
 
 def estimate(config: RunConfig, machine: Machine) -> Estimate:
-    """Every strategy, with and without checkpointing."""
+    """Estimates every strategy, with and without gradient checkpointing."""
     batch = config.train.batch_size
     if machine.devices > batch:
         raise CoupledQKError(
@@ -113,15 +113,15 @@ def option(config: RunConfig, machine: Machine, strategy: Strategy, checkpointin
 
 
 def largest(memory: Callable[[int], float], limit: float, most: int) -> int:
-    """The largest number of rows up to `most` whose memory is within the limit; 0 if that of one row is not.
+    """The largest number of rows up to `most` whose memory is within the limit; 0 if one row does not fit.
 
-    Memory grows with the rows, except that `most` rows make a single pass, which accumulates no gradients.
+    Memory increases with the number of rows, except that `most` rows need a single pass, which accumulates no gradients.
     """
     return most if memory(most) <= limit else bisect_right(range(1, most), limit, key=memory)
 
 
 def training_hours(config: RunConfig, machine: Machine, checkpointing: bool) -> float:
-    """Of the matrix products alone, at the machine's utilisation, without communication and evaluation."""
+    """Training time from the matrix products alone at the machine's utilisation, without communication and evaluation."""
     work = flops(config.model, config.train.seq_len)
     per_token = work.training + (work.forward - work.logits if checkpointing else 0)
     rate = machine.devices * machine.gpu.peak(config.train.precision) * machine.utilisation
@@ -129,7 +129,7 @@ def training_hours(config: RunConfig, machine: Machine, checkpointing: bool) -> 
 
 
 def require_fit(found: Estimate, name: str) -> Option:
-    """The best option; if none fits, an error that says what would help."""
+    """The best option. Raises an error with advice if none fits."""
     if found.best is not None:
         return found.best
     least = min(found.options, key=lambda option: option.memory.total)
@@ -152,7 +152,7 @@ def _help(config: RunConfig, machine: Machine) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one row of an experiment, which differ by seed alone."""
+    """The runs of one row of an experiment, which differ only in the seed."""
 
     label: str
     runs: int
@@ -160,7 +160,7 @@ class Row:
 
 
 def experiment_rows(plan: Plan, machine: Machine) -> Iterator[Row]:
-    """The rows of an experiment, with the runs that others start from."""
+    """The rows of an experiment, including the runs that others start from."""
     cells = with_needed(plan.cells)
     for label in dict.fromkeys(cell.label for cell in cells):
         group = [cell for cell in cells if cell.label == label]

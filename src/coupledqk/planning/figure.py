@@ -1,4 +1,4 @@
-"""How time and memory grow with context, width, depth and devices, as one SVG."""
+"""Draws time and memory as functions of context, width, depth and number of devices, as one SVG."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ FACTORS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Growth:
-    """One thing that is varied while the others stay."""
+    """A quantity that is varied while the others are fixed."""
 
     x_label: str
     points: Sequence[tuple[int, RunConfig, Machine]]
 
 
 def growth_figure(config: RunConfig, machine: Machine, micro_batch: int) -> str:
-    """A row of two charts, time and memory of a device at `micro_batch`, for each thing that is varied."""
+    """A row of two charts for each varied quantity: time, and memory of a device at `micro_batch`."""
     strategies: tuple[Strategy, ...] = ("single",) if machine.devices == 1 else ("ddp", "fsdp")
     charts = []
     for growth in (_context(config, machine), _width(config, machine), _depth(config, machine)):
@@ -74,7 +74,7 @@ def _context(config: RunConfig, machine: Machine) -> Growth:
 
 
 def _width(config: RunConfig, machine: Machine) -> Growth:
-    """With heads of the same width."""
+    """Growth with the model width, at a fixed width of heads."""
 
     def grow(factor: int) -> tuple[int, RunConfig]:
         model = config.model

@@ -1,7 +1,7 @@
 """Common GPUs: memory and peak speed, from their vendors' data sheets. Torch-free.
 
-Peak speeds are those of dense matrix products that sum in float32, as PyTorch's do. Data sheets often lead with twice as
-much, for sparse matrices, and for GeForce cards with twice as much again, for sums in float16.
+Peak speeds are those of dense matrix products with float32 accumulation, as PyTorch uses it. Data sheets often quote twice as
+much, for sparse matrices, and for GeForce cards twice as much again, for float16 accumulation.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ TERA = 1e12
 class GPU:
     name: str
     memory: float
-    """In bytes."""
+    """Memory in bytes."""
     fp16: float
     """Peak FLOP/s of matrix products."""
     bf16: float | None
-    """None if there is no hardware for it."""
+    """Peak FLOP/s in bfloat16; None if the hardware does not support it."""
     fp32: float
 
     def peak(self, precision: str) -> float:
-        """FLOP/s at a precision of `TrainConfig`."""
+        """Peak FLOP/s at a precision of `TrainConfig`."""
         found = {"fp16": self.fp16, "bf16": self.bf16, "fp32": self.fp32}[precision]
         if found is None:
             raise CoupledQKError(f"{self.name} has no bf16: set --precision fp16 or fp32, or choose another GPU")
@@ -60,7 +60,7 @@ GPUS: dict[str, GPU] = {
 
 
 def find_gpu(name: str, flops: float | None = None, memory_gib: float | None = None) -> GPU:
-    """A GPU of the table, or any other by its FLOP/s and memory."""
+    """A GPU of the table, or one described by its FLOP/s and memory."""
     for option, value in (("--flops", flops), ("--memory", memory_gib)):
         if value is not None and not value > 0:
             raise CoupledQKError(f"{option} {value:g}: expected greater than 0")
@@ -75,6 +75,6 @@ def find_gpu(name: str, flops: float | None = None, memory_gib: float | None = N
 
 
 def _key(name: str) -> str:
-    """The same for `rtx2080ti`, `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti`."""
+    """A normalised name, which is equal for `rtx2080ti`, `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti`."""
     words = name.casefold().replace("-", " ").split()
     return "".join(word for word in words if word not in ("nvidia", "geforce", "amd", "instinct", "tesla"))

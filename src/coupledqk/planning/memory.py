@@ -1,4 +1,4 @@
-"""The memory of one training step on one device, by part, at the moments when it may be largest."""
+"""The memory of one training step on one device, by part, at the points where it may reach its peak."""
 
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -15,22 +15,22 @@ _parameters = lru_cache(maxsize=1024)(count_parameters)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device at one moment."""
+    """Memory of one device at one point of a training step, in bytes."""
 
     weights: float
     gradients: float
     optimizer: float
     """AdamW's two moments."""
     activations: float
-    """Kept for the backward pass."""
+    """Activations saved for the backward pass."""
     copies: float
-    """Half-precision copies of the weights, which autocast makes."""
+    """Half-precision copies of the weights, created by autocast."""
     loss: float
     """A block of logits, and the gradients that the loss computes in the forward pass."""
     workspace: float
-    """Temporaries of the backward pass of one block; with checkpointing, its recomputed activations among them."""
+    """Temporaries of the backward pass of one block; with checkpointing, including its recomputed activations."""
     communication: float
-    """DDP's gradient buckets; FSDP's gathered weights and the gradients on their way to the shards."""
+    """DDP's gradient buckets, or FSDP's gathered weights and the gradients before they are sharded."""
 
     @property
     def total(self) -> float:
@@ -39,11 +39,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest memory of a training step, after the first one, on one device."""
+    """The peak memory of a training step on one device, after the first step."""
 
     total: float
     parts: Memory
-    """Each part when it is largest. That is not at one moment for all of them, so that they may add up to more."""
+    """The maximum of each part. The maxima occur at different times, so their sum may exceed the peak."""
 
 
 def peak_memory(
@@ -56,9 +56,10 @@ def peak_memory(
 def moments(
     model: ModelConfig, how: Pass, accumulates: bool, strategy: Strategy = "single", devices: int = 1
 ) -> list[Memory]:
-    """The loss, its backward pass, that of the last block, and that of the embedding.
+    """The memory at the loss, in its backward pass, in that of the last block, and in that of the embedding.
 
-    `accumulates` says that gradients of earlier micro-batches exist; otherwise they come into being while activations go.
+    `accumulates` means that gradients of earlier micro-batches exist; otherwise gradients are allocated while activations are
+    freed.
     """
     found = kept(model, how)
     weights = FLOAT32 * _parameters(model)

@@ -1,4 +1,4 @@
-"""A plan as text: what a run or an experiment needs, and the command that starts it."""
+"""Plans as text: the requirements of a run or an experiment, and the command that starts it."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from .figure import growth_figure
 from .summary import experiment_summary, run_summary
 
 PLANNED = ("micro_batch", "gradient_checkpointing", "parallel", "device")
-"""Settings that a plan chooses."""
+"""Settings that a plan determines."""
 
 
 def plan_run(
     config: RunConfig, name: str, arguments: Sequence[str], machine: Machine, figure: Path | None = None
 ) -> str:
-    """The plan of one run; `arguments` are those of `coupledqk train` that describe it. Draws the figure if it is named."""
+    """The plan of one run, described by the `arguments` of `coupledqk train`. Writes a figure if its path is given."""
     found = estimate(config, machine)
     best = require_fit(found, name)
     chosen = ["--micro-batch", str(best.micro_batch), "--gradient-checkpointing", str(best.checkpointing).lower()]

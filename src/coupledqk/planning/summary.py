@@ -13,7 +13,7 @@ PARTS = [field.name for field in fields(Memory)]
 
 
 def run_summary(found: Estimate, name: str, command: str) -> str:
-    """Size, memory by part for every way to train the run, time, and the command of the best one."""
+    """The size of a run, memory by part and time of every option, and the command for the best one."""
     machine, train = found.machine, found.config.train
     rate = machine.gpu.peak(train.precision) * machine.utilisation
     work = found.flops
@@ -48,7 +48,7 @@ def run_summary(found: Estimate, name: str, command: str) -> str:
 
 
 def experiment_summary(title: str, rows: Sequence[Row], machine: Machine, command: str) -> str:
-    """A line for each row of the experiment: the best way to train its runs, and what they cost."""
+    """A line for each row of the experiment, with the best option for its runs and their cost."""
     cells, total = [], 0.0
     for row in rows:
         found, best = row.estimate, row.estimate.best

@@ -1,7 +1,7 @@
-"""What a model keeps for its backward pass, and what that pass needs besides, counted without data.
+"""Counts the memory that a model saves for its backward pass and that this pass needs in addition, without data.
 
-The real modules run on PyTorch's fake tensors, which have shapes and storages but no memory. So every variant is counted as
-it is written, one that a user has registered too, and there is no formula to keep in step with the code.
+The modules are run on PyTorch's fake tensors, which have shapes and storages but no memory. Every variant, including those
+registered by a user, is therefore counted from its own code, and there is no formula to keep up to date.
 """
 
 import weakref
@@ -29,7 +29,7 @@ from ..training.loop import AUTOCAST
 
 @dataclass(frozen=True)
 class Pass:
-    """How a micro-batch is computed: all that decides what is kept."""
+    """How a micro-batch is computed: the settings that determine what is saved."""
 
     rows: int
     seq_len: int
@@ -41,22 +41,24 @@ class Pass:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of all blocks and the embedding, without the loss."""
+    """Memory of all blocks and the embedding in bytes, without the loss."""
 
     activations: int
-    """Kept for the backward pass."""
+    """Activations saved for the backward pass."""
     copies: int
-    """Made of weights alone: under autocast their copies in half precision. Kept too, with checkpointing up to the loss."""
+    """Saved tensors that are computed from weights alone: their half-precision copies under autocast. With checkpointing they
+    are kept until the loss."""
     workspace: int
-    """The most that the backward pass of one block holds besides; with checkpointing, the block's activations among it."""
+    """Maximum additional memory in the backward pass of one block; with checkpointing it includes the block's activations."""
 
 
 MANY = 64
-"""Rows of the larger of two passes between which GPU passes are interpolated."""
+"""Number of rows in the larger of the two passes from which GPU passes are interpolated."""
 
 
 def kept(model: ModelConfig, how: Pass) -> Kept:
-    """By the whole model. On a GPU it is a line in the number of rows; on a CPU, small passes are computed in another way."""
+    """The memory of the whole model. On a GPU it is linear in the number of rows; on a CPU small passes use other code
+    paths."""
     if how.kernels == "cpu":
         return _at_depth(model, how)
     few, many = (astuple(_at_depth(model, replace(how, rows=rows))) for rows in (1, MANY))
@@ -65,14 +67,14 @@ def kept(model: ModelConfig, how: Pass) -> Kept:
 
 
 def _at_depth(model: ModelConfig, how: Pass) -> Kept:
-    """Layers are alike, so two depths tell what each of them keeps and what is kept once."""
+    """The memory at the model's depth, from traces of two depths: all layers need the same memory."""
     plain = replace(how, checkpointing=False)
     one, two = (trace(replace(model, n_layers=n), plain) for n in (1, 2))
     block, block_copies = two.activations - one.activations, two.copies - one.copies
     copies = one.copies + (model.n_layers - 1) * block_copies
     if not how.checkpointing:
         return Kept(one.activations + (model.n_layers - 1) * block, copies, one.workspace)
-    # a block keeps its input, which is in float32; the rest is there again while its backward pass runs
+    # a block keeps its input in float32; everything else is recomputed in its backward pass
     states = how.rows * how.seq_len * model.d_model * torch.float32.itemsize
     recomputed = block - states + block_copies
     return Kept(one.activations - block + model.n_layers * states, copies, one.workspace + recomputed)
@@ -80,9 +82,9 @@ def _at_depth(model: ModelConfig, how: Pass) -> Kept:
 
 @lru_cache(maxsize=1024)
 def trace(model: ModelConfig, how: Pass) -> Kept:
-    """One forward and backward pass up to the final norm, without checkpointing, with gradients that exist already."""
+    """Traces one forward and backward pass up to the final norm, without checkpointing, with existing gradients."""
     with torch.device("meta"):
-        network = TransformerLM(replace(model, vocab_size=1))  # the vocabulary matters to the loss alone
+        network = TransformerLM(replace(model, vocab_size=1))  # the vocabulary affects only the loss
     on_gpu = how.kernels == "gpu"
     set_impl(network, {"auto": "reference", "triton": "fused"}.get(how.impl, how.impl) if on_gpu else how.impl)
     kernels: AbstractContextManager = GPUKernels() if on_gpu else nullcontext()
@@ -100,8 +102,8 @@ def trace(model: ModelConfig, how: Pass) -> Kept:
 
 @lru_cache(maxsize=1024)
 def loss_workspace(vocab_size: int, d_model: int, tokens: int, precision: str) -> int:
-    """The most that the loss holds in its forward pass besides the two gradients that it returns."""
-    tokens = min(tokens, 3 * max(1, loss.BLOCK // vocab_size))  # all blocks but the first are alike
+    """Maximum memory of the loss in its forward pass, in addition to the two gradients that it returns."""
+    tokens = min(tokens, 3 * max(1, loss.BLOCK // vocab_size))  # all blocks but the first need the same memory
     with FakeTensorMode():
         x, weight = torch.empty(tokens, d_model), torch.empty(vocab_size, d_model)
         with LiveBytes() as live:
@@ -110,7 +112,7 @@ def loss_workspace(vocab_size: int, d_model: int, tokens: int, precision: str) -
 
 
 def _make_fake(network: nn.Module) -> None:
-    """Gives a model on the meta device weights and gradients with storages, inside of a `FakeTensorMode`."""
+    """Gives a model on the meta device weights and gradients with storages, inside a `FakeTensorMode`."""
     for module in network.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             fake = nn.Parameter(torch.empty(weight.shape))
@@ -120,7 +122,7 @@ def _make_fake(network: nn.Module) -> None:
 
 @dataclass
 class Saved:
-    """Bytes of the storages that autograd has saved."""
+    """Size of the storages that autograd has saved, in bytes."""
 
     activations: int = 0
     copies: int = 0
@@ -128,7 +130,7 @@ class Saved:
 
 @contextmanager
 def saved_bytes(model: nn.Module) -> Iterator[Saved]:
-    """Counts what is saved for the backward pass while the block runs, each storage once, weights left out."""
+    """Counts the storages saved for the backward pass inside the context, each once, excluding weights."""
     saved = Saved()
     storages = {weight.untyped_storage()._cdata: weight.untyped_storage() for weight in model.parameters()}
 
@@ -148,7 +150,7 @@ def saved_bytes(model: nn.Module) -> Iterator[Saved]:
 
 
 def _made_of_weights(x: Tensor) -> bool:
-    """Whether x comes from a leaf that needs a gradient, which is a weight, by functions of a single tensor."""
+    """Whether x is computed by functions of a single tensor from a leaf that requires a gradient, that is a weight."""
     node = x.grad_fn
     while node is not None and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
@@ -156,7 +158,7 @@ def _made_of_weights(x: Tensor) -> bool:
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """The shapes of PyTorch's GPU kernel: it keeps its input and a number for each row."""
+    """RMSNorm with the memory of PyTorch's GPU kernel, which saves its input and one number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -170,9 +172,9 @@ class FusedRMSNorm(torch.autograd.Function):
 
 
 class GPUKernels(TorchFunctionMode):
-    """Makes tensors on the CPU take the paths of a GPU, for their shapes: there RMSNorm is one kernel.
+    """Makes CPU tensors take the code paths of a GPU, where RMSNorm is one kernel.
 
-    Attention keeps the same there, q, k, v, its output and a number for each query, whichever of PyTorch's fused kernels runs.
+    Attention saves q, k, v, its output and one number per query with any of PyTorch's fused kernels.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -184,7 +186,7 @@ class GPUKernels(TorchFunctionMode):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that operators have made and that are still in use, and the most since `start`."""
+    """Size of the storages created by operators and still in use, and its maximum since `start`, in bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Scoring: evolved q, k and v in, output out. Each has a fast path and a plain one that also returns the weights."""
+"""Scoring: computes the attention output from evolved q and k and from v. Each scoring has a fast path and a plain one
+that also returns the weights."""
 
 from .differential import Differential
 from .differential_v2 import DifferentialV2

@@ -1,8 +1,8 @@
-"""(A₁ − λ A₂) V on a CPU, a block of queries at a time, with a backward written by hand. `differential.py` is the truth.
+"""(A₁ − λ A₂) V on a CPU in blocks of queries, with a hand-written backward pass. The reference is `differential.py`.
 
-Two calls of the flash kernel make both maps twice. Here they are made once, and their difference multiplies values of the
-head's full width: the products are those of one softmax attention. A block sees no key after its last query, and its maps
-stay in the processor's cache. Only q, k and V are kept; the backward pass makes the maps again.
+Two calls of the flash kernel compute both maps twice. Here they are computed once, and their difference multiplies values of
+the head's full width, so that the products are those of one softmax attention. A block skips the keys after its last query,
+and its maps stay in the processor's cache. Only q, k and V are saved; the backward pass computes the maps again.
 """
 
 import math
@@ -14,12 +14,12 @@ from torch import Tensor
 from ..torch_internals import inside_torch_func
 
 ROWS = 64  # queries in a block
-CHUNK = 1 << 18  # numbers in one of its maps
-WORTH_BLOCKS = 128  # with fewer queries, in decoding for one, the flash kernel costs less
+CHUNK = 1 << 18  # size of one map of a block
+WORTH_BLOCKS = 128  # the flash kernel is faster with fewer queries, as in decoding
 
 
 def worth_blocks(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether this way can be taken, and was timed as the faster one."""
+    """Whether this implementation supports the input and is faster for it."""
     if mask is not None or torch.compiler.is_compiling() or inside_torch_func():
         return False
     whole = q.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(q.device.type)
@@ -75,7 +75,7 @@ class _AttendDifference(torch.autograd.Function):
 
 
 def blocks(q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Of one sequence: some key heads, some queries, and the keys that these see."""
+    """The blocks of a batch: index of the sequence, key heads, queries, and the keys they attend to."""
     B, _, heads, group, T, _ = q.shape
     for t in range(0, T, ROWS):
         seen = min(t + ROWS, T) if causal else k.shape[3]
@@ -86,7 +86,7 @@ def blocks(q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[int, slice, sli
 
 
 def make_map(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """softmax(q kᵀ / √d); if causal, the last query is that of the last key."""
+    """softmax(q kᵀ / √d). If causal, the last query and the last key belong to the same token."""
     scores = times(q / math.sqrt(q.shape[-1]), k.mT)
     if causal:
         rows = q.shape[2]
@@ -95,10 +95,10 @@ def make_map(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def times(x: Tensor, y: Tensor) -> Tensor:
-    """(H, G, rows, n) by (H, n, m)."""
+    """The product of (H, G, rows, n) and (H, n, m)."""
     return torch.bmm(x.flatten(1, 2), y).unflatten(1, x.shape[1:3])
 
 
 def transposed_times(x: Tensor, y: Tensor) -> Tensor:
-    """(H, G, rows, n) and (H, G, rows, m), summed over the rows: (H, n, m)."""
+    """The product of (H, G, rows, n) and (H, G, rows, m) summed over groups and rows, (H, n, m)."""
     return torch.bmm(x.flatten(1, 2).mT, y.flatten(1, 2))

@@ -1,9 +1,9 @@
 """Differential scoring: the difference of two softmax maps, (A₁ − λ A₂) V, normalised per head.
 
-A head is two sub-heads of half the width, in halves order: sub-head i pairs with i + H, for q, k and v alike, and the head's
-value is the pair's side by side. By linearity A₁V − λA₂V is two calls of the fast kernel over all sub-heads, the second
-with the halves of v exchanged; q, k and v keep one width, which the CPU's flash kernel asks for. On a CPU long sequences take
-another way, which makes the maps once: `blocks.py`.
+A head consists of two sub-heads of half the width, in halves order: sub-head i is paired with i + H for q, k and v, and the
+head's value is the concatenation of the pair's. By linearity A₁V − λA₂V is two calls of the fast kernel over all sub-heads, the
+second with the halves of v exchanged; q, k and v then have the same width, as the CPU's flash kernel requires. For long
+sequences on a CPU, `blocks.py` computes the maps only once.
 
 Two flavours of λ, both around λ_init = 0.8 − 0.6 exp(−0.3 ℓ) in layer ℓ, counted from 0:
 
@@ -29,7 +29,7 @@ OFFICIAL_LAMBDA_STD = 0.1
 
 class Differential(nn.Module):
     def __init__(self, flavour: str, n_heads: int, width: int, layer: int, eps: float) -> None:
-        """`n_heads` counts whole heads, `width` is a sub-head's."""
+        """`n_heads` is the number of whole heads, `width` the width of a sub-head."""
         super().__init__()
         self.flavour, self.eps = flavour, eps
         self.lam_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
@@ -47,7 +47,7 @@ class Differential(nn.Module):
             normal(getattr(self, name), name, OFFICIAL_LAMBDA_STD)
 
     def strength(self) -> Tensor:
-        """λ, one per head or one for all."""
+        """λ, one value per head or one for all heads."""
         if self.flavour == "paper":
             return self.lam
         return (self.lam_q1 @ self.lam_k1).exp() - (self.lam_q2 @ self.lam_k2).exp() + self.lam_init
@@ -101,7 +101,7 @@ class Differential(nn.Module):
 
 DIFFERENTIAL = Scoring(
     build=lambda config, n_heads, width, layer, eps: Differential(config.flavour, n_heads, width, layer, eps),
-    # the kernel is called twice over two sub-heads; only on a CPU are the maps made once
+    # the kernel is called twice over two sub-heads; only on a CPU are the maps computed once
     products=lambda keys, width: 4 * 2 * keys * width,
     signed=True,
 )

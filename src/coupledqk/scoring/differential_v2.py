@@ -1,7 +1,7 @@
 """Differential scoring, version 2 (Ye et al., 2026): A₁V − λ A₂V with λ = σ(W x) per token and head, and no normalisation.
 
-A head has two queries of full width, side by side (2i and 2i + 1), and one key and value that both use: grouped-query
-attention with twice the queries, a single call of the fast kernel. W is n_heads × d_model, x the input of the attention.
+A head has two adjacent queries of full width (2i and 2i + 1) that share one key and value. This is grouped-query attention with
+twice the queries, a single call of the fast kernel. W is n_heads × d_model, and x is the input of the attention.
 """
 
 from torch import Tensor

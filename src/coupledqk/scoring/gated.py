@@ -1,7 +1,7 @@
 """Gated softmax scoring: each head's output times a sigmoid gate per token, σ(W x) (Qiu et al., 2025, headwise).
 
-W is n_heads × d_model and x the input of the attention. A gate near 0 lets a token ignore a head, so no attention has to be
-parked on a first token.
+W is n_heads × d_model, and x is the input of the attention. A gate near 0 lets a token ignore a head without an attention sink
+on the first token.
 """
 
 from torch import Tensor

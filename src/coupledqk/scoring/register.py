@@ -1,4 +1,4 @@
-"""Scorings from outside the package."""
+"""Registers scorings defined by users."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ B, T, KEY_HEADS, GROUP, WIDTH = 2, 3, 2, 2, 8
 
 
 class ByWeights(Softmax):
-    """The scoring that a function (q, k, mask, causal) -> weights (B, H, T, S) defines; its output is the weights times v."""
+    """A scoring defined by a function (q, k, mask, causal) -> weights (B, H, T, S). Its output is the weights times v."""
 
     def __init__(self, function: Weights) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class ByWeights(Softmax):
 def register_scoring(
     name: str, scoring: Weights | type[nn.Module] | Scoring, sub_heads: int = 1, queries: int = 1
 ) -> None:
-    """Makes a scoring of your own available as `ScoringConfig(kind=name)`.
+    """Makes your own scoring available as `ScoringConfig(kind=name)`.
 
     `scoring` is a function (q, k, mask, causal) -> weights, with q (B, T, H, d), k (B, S, H_kv, d) and weights (B, H, T, S);
     or a class of modules, built with (n_heads, width), that derives from `coupledqk.scoring.Softmax` and defines `forward`,
-    `weights` and `plain`. A `Scoring` record can say more. `sub_heads` and `queries` are the geometry of a head, as in
-    `registry.ScoringEntry`.
+    `weights` and `plain`; or a `Scoring` record, which has further properties. `sub_heads` and `queries` describe the geometry
+    of a head, as in `registry.ScoringEntry`.
 
-    It is tried on a small random example first: shapes must fit, and the fast and the plain output must agree.
+    The scoring is first tested on a small random example: shapes must fit, and the fast and the plain output must agree.
     """
     record = scoring if isinstance(scoring, Scoring) else _record(scoring)
     entry = registry.ScoringEntry(record, sub_heads=sub_heads, queries=queries, plugin=loading())

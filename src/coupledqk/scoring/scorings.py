@@ -1,4 +1,4 @@
-"""Every scoring by name: the records that the lines of `registry.py` point to."""
+"""The scorings by name: the records that the entries of `registry.py` refer to."""
 
 from torch import nn
 

@@ -1,11 +1,12 @@
-"""Softmax scoring with an attention sink: a learned logit b per head that takes part in the softmax and has no value.
+"""Softmax scoring with an attention sink: a learned logit b per head that is part of the softmax but has no value.
 
     weight of key s = exp(q · k_s / √d) / (exp(b) + Σ exp(q · k / √d))
 
 A row sums to less than 1. b starts at 0, as in "softmax off by one".
 
-The fast kernel knows no such logit. So it is given one more key, orthogonal to all others in `PAD` new coordinates, and one
-more coordinate of each query that makes their product b; its value is 0. `PAD` keeps the width a multiple of 8.
+The fast kernel does not support such a logit, so an additional key with value 0 is used. It is orthogonal to all others in
+`PAD` additional coordinates, one of which is set in each query so that their product is b. `PAD` keeps the width a
+multiple of 8.
 """
 
 import math
@@ -47,7 +48,7 @@ class Sink(Softmax):
         sink = sink.expand(k.shape[0], 1, k.shape[2], -1)
         k = torch.cat((sink, F.pad(k, (0, PAD))), dim=1)  # (B, 1 + S, H_kv, width + PAD)
         v = F.pad(v, (0, PAD, 0, 0, 1, 0))
-        if causal:  # the kernel's triangle needs a query for the sink, too
+        if causal:  # the kernel's causal mask also needs a query for the sink
             return attend(F.pad(q, (0, 0, 0, 0, 1, 0)), k, v, None, True, scale)[:, 1:, :, :width]
         if mask is not None:
             mask = F.pad(mask, (1, 0), value=True)

@@ -1,9 +1,9 @@
 """Softmax scoring: softmax(q kᵀ / √d) v.
 
-`attend` is the fast path, PyTorch's fused kernel; `attention_weights` writes the definition out. Shapes are (B, T, H, d) for q,
-(B, S, H_kv, d) for k and v; keys are never expanded to the query heads. `mask` is boolean, broadcastable to
-(B, H, T, S), True where a query may look; `causal` asks for the triangle and needs T = S. A row that may look nowhere is 0.
-A scoring is also given x, the input of the attention, (B, T, d_model), for what depends on the token itself.
+`attend` is the fast path, PyTorch's fused kernel; `attention_weights` is the definition. Shapes are (B, T, H, d) for q and
+(B, S, H_kv, d) for k and v; keys are never expanded to the query heads. `mask` is boolean, broadcastable to (B, H, T, S), True
+where a query may attend; `causal` selects the kernel's causal mask and requires T = S. A fully masked row is 0. A scoring also
+receives x, the input of the attention, (B, T, d_model), for weights or gates that depend on the token.
 """
 
 import math
@@ -18,7 +18,7 @@ from .record import Scoring
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """The output, with scores q kᵀ · `scale`; 1/√d unless given."""
+    """The attention output with scores q kᵀ · `scale`; `scale` is 1/√d by default."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
@@ -26,7 +26,7 @@ def attend(
 
 
 def masked_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """q kᵀ / √d, (B, H, T, S), and −∞ where a query may not look."""
+    """q kᵀ / √d, (B, H, T, S), and −∞ where a query may not attend."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.shape[-1])
     if causal:
@@ -41,7 +41,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: 
 
 
 class Softmax(nn.Module):
-    """One map per head."""
+    """Softmax scoring, with one attention map per head."""
 
     def forward(
         self,

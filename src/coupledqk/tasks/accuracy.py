@@ -12,9 +12,9 @@ from ..training.mesh import SINGLE, Mesh
 
 @torch.no_grad()
 def score(answers: Iterable[tuple[Tensor, Tensor]], mesh: Mesh = SINGLE) -> dict[str, float]:
-    """Mean loss and share of right answers, from logits (..., n) and labels (...); labels of −100 do not count.
+    """Mean loss and share of correct answers, from logits (..., n) and labels (...). Labels of −100 are ignored.
 
-    Each process of a mesh gives its own answers.
+    Each process of a mesh passes its own answers.
     """
     total, right, count = 0.0, 0, 0
     for logits, labels in answers:

@@ -13,7 +13,7 @@ from .models import new_model, run_tokenizer
 
 
 class Adapting(LanguageModelling):
-    """Language modelling that starts from a trained run, reads with its tokenizer and may train a part of the weights."""
+    """Language modelling that starts from a trained run, uses its tokenizer and may train only some of the weights."""
 
     @classmethod
     def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> "Adapting":

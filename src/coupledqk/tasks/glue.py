@@ -34,7 +34,7 @@ class Classifier(nn.Module):
         initialize(self.head, seed)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Logits (B, labels) of rows padded on the right; no real token sees what comes after it, so no mask is needed."""
+        """Logits (B, labels) of rows padded on the right. Attention is causal, so no padding mask is needed."""
         states = self.lm.hidden(tokens[:, : int(lengths.max())])
         return self.head(states[torch.arange(len(states), device=states.device), lengths - 1])
 
@@ -59,7 +59,7 @@ class Encoded(NamedTuple):
 
 
 class SentenceClassification:
-    """The Task of telling a sentence's or a pair's label."""
+    """The Task of classifying sentences or pairs of sentences."""
 
     def __init__(
         self, config: RunConfig, task: GLUEConfig, tokenizer: Tokenizer, train: list[Example], dev: list[Example]
@@ -108,7 +108,8 @@ class SentenceClassification:
 
 
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> Encoded:
-    """A pair is joined by end-of-text; what is too long loses the end of its longer sentence first."""
+    """Encodes examples as rows. Pairs are joined by end-of-text, and rows that are too long are truncated at the end of their
+    longer sentence."""
     columns = [
         tokenizer.encode_batch([example.sentences[i] for example in examples])
         for i in range(len(examples[0].sentences))
@@ -123,7 +124,7 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> En
 
 
 def join(sentences: list[list[int]], end_of_text: int, length: int) -> list[int]:
-    """At most `length` tokens. An empty sentence is an end-of-text."""
+    """Joins sentences to at most `length` tokens. An empty sentence becomes an end-of-text."""
     if len(sentences) == 1:
         return sentences[0][:length] or [end_of_text]
     first, second = sentences

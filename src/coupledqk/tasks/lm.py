@@ -59,7 +59,7 @@ class LanguageModelling:
         return {**language_metrics(model, batches, n_bytes, mesh), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
-        """The tokens that were used, n-gram models of them, and the loss by the length of the context."""
+        """Information about the tokens, n-gram models of them, and the loss by length of context."""
         from ..data.ngram import ngram_baselines
 
         assert isinstance(model, TransformerLM)
@@ -76,7 +76,8 @@ class LanguageModelling:
 
 @torch.no_grad()
 def language_metrics(model: nn.Module, batches: Iterable[Batch], n_bytes: int, mesh: Mesh = SINGLE) -> dict[str, float]:
-    """Mean loss in nats per token, its exponential, and bits per byte of the text. Each process of a mesh has its batches."""
+    """Mean loss in nats per token, its exponential, and bits per byte of the text. Each process of a mesh passes its own
+    batches."""
     device = next(model.parameters()).device
     total, count = 0.0, 0
     for inputs, targets in batches:
@@ -126,7 +127,7 @@ def perplexity_definition(split: str, seq_len: int, data: DataConfig) -> str:
 
 
 def head_settings(model: nn.Module) -> dict[str, list[list[float]]]:
-    """What the heads have learned: step sizes dt and differential λ, a row per layer; absent where there are none."""
+    """Learned values of the heads: step sizes dt and differential λ, with one row per layer. Keys without values are absent."""
     dt = [m.step_size for m in model.modules() if isinstance(m, Dynamics)]
     lam = [m.strength() for m in model.modules() if isinstance(m, Differential)]
     rows = {"dt": [t for t in dt if isinstance(t, Tensor)], "lambda": lam}

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from ..errors import CoupledQKError
 
 SCALE = 2
-"""What the product of the two factors is multiplied with, whatever the rank."""
+"""Factor of the product of the two low-rank matrices. It does not depend on the rank."""
 
 _FACTOR = re.compile(r"(?P<module>.*)\.lora_A\.default\.weight")
 
 
 def add_lora(model: nn.Module, rank: int, seed: int, targets: Sequence[str] = ("qkv",)) -> None:
-    """Freezes the model and gives the projections with these names trainable factors, whose product is 0 at the start."""
+    """Freezes the model and adds trainable low-rank factors, whose product is initially 0, to the projections with these
+    names."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
@@ -26,7 +27,7 @@ def add_lora(model: nn.Module, rank: int, seed: int, targets: Sequence[str] = ("
 
 
 def merged(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the plain model that computes the same, to rounding; those without low-rank updates as they are."""
+    """The weights with low-rank updates merged: those of a plain model with the same output up to rounding."""
     plain = {name.replace(".base_layer.", "."): weight for name, weight in weights.items() if ".lora_" not in name}
     for name, a in weights.items():
         if match := _FACTOR.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What a run starts from: a new model, or the weights and the tokenizer of another run; and the device."""
+"""The initial model of a run (new, or with the weights and the tokenizer of another run), and its device."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from .lora import merged
 
 
 def new_model(config: RunConfig) -> TransformerLM:
-    """The language model a run starts from."""
+    """The language model that a run starts from."""
     refuse_beyond_memory(config)
     model = TransformerLM(config.model, seed=config.seed if config.init_seed is None else config.init_seed)
     model.gradient_checkpointing = config.runtime.gradient_checkpointing
@@ -30,7 +30,7 @@ def new_model(config: RunConfig) -> TransformerLM:
 
 
 def refuse_beyond_memory(config: RunConfig) -> None:
-    """Before memory is spent: the weights, and on a CPU also their gradients and AdamW's two moments, have to fit."""
+    """Raises if the weights, and on a CPU also their gradients and AdamW's moments, would not fit in memory."""
     model, d = config.model, config.model.d_model
     attention = 2 * d * d + 2 * d * d // model.attention.group_size
     table = model.n_positions if model.positions == "learned" else 0
@@ -48,7 +48,7 @@ def refuse_beyond_memory(config: RunConfig) -> None:
 
 
 def start_from(model: TransformerLM, source: RunFolder) -> None:
-    """Loads a run's best weights. Dynamics that it lacks may be added if a gate makes them the identity at the start."""
+    """Loads a run's best weights. The model may have additional dynamics if a gate makes them initially the identity."""
     weights = run_weights(source, "best")
     fresh = model.state_dict()
     misfits = [name for name in weights if name not in fresh or fresh[name].shape != weights[name].shape]
@@ -77,7 +77,7 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
 
 
 def run_weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
-    """The trained weights, as those of a plain language model: low-rank updates are merged."""
+    """The trained weights of a plain language model, with low-rank updates merged."""
     if isinstance(run.config.task, SentenceConfig):
         raise CoupledQKError(f"{run.path} has been trained to classify sentences: expected a language model's run")
     return merged(read_weights(checkpoint if isinstance(checkpoint, Path) else _checkpoint(run, checkpoint)))
@@ -94,7 +94,7 @@ def _checkpoint(run: RunFolder, which: Literal["best", "final"]) -> Path:
 
 
 def final_checkpoint(run: RunFolder) -> Path | None:
-    """The newest checkpoint; or the best weights, where they are the final ones too and no other checkpoint was kept."""
+    """The most recent checkpoint; or the best weights, if they are also the final ones and no checkpoint was kept."""
     checkpoints = Checkpoints(run.path / "checkpoints", keep=1)
     newest, best = checkpoints.newest(), checkpoints.best()
     if newest is not None or best is None or not run.result:
@@ -103,7 +103,7 @@ def final_checkpoint(run: RunFolder) -> Path | None:
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" takes a GPU if there is one."""
+    """The device with this name; "auto" selects a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

@@ -1,4 +1,4 @@
-"""Multi-query associative recall: which value followed this key?"""
+"""Multi-query associative recall: recalling the value that followed a key."""
 
 import hashlib
 import math
@@ -17,11 +17,11 @@ from .lm import head_settings
 from .models import new_model
 
 ZOOLOGY_TEST_SEED = 2**32 - 1
-"""Apart from the seeds that runs have."""
+"""Seed of the test set, which no run uses."""
 
 
 class AssociativeRecall:
-    """The Task of answering each query with its value, at the query's own place."""
+    """The Task of predicting the value of each queried key, at the position of the query."""
 
     def __init__(self, config: RunConfig, task: MQARConfig) -> None:
         self.config, self.task = config, task

@@ -1,4 +1,4 @@
-"""Fine-tuning a pretrained model of transformers on a GLUE task: plainly or with low-rank updates, coupled or not."""
+"""Fine-tuning a pretrained model of transformers on a GLUE task: all weights or low-rank updates, with or without coupling."""
 
 import copy
 import hashlib
@@ -25,7 +25,7 @@ from .lora import add_lora
 
 
 class PretrainedClassifier(nn.Module):
-    """A model of transformers with a classifier on top, for rows that are padded on the right."""
+    """A model of transformers with a classification head, for rows that are padded on the right."""
 
     def __init__(self, model: Any, takes_types: bool, coupling_lr: float = 1.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     tokens: Tensor
     """(rows, length)"""
     types: Tensor
-    """(rows, length): 1 in the second sentence of a pair, where the tokenizer tells them apart."""
+    """(rows, length): 1 in the second sentence of a pair, if the tokenizer distinguishes them."""
     lengths: Tensor
     """(rows,)"""
     labels: Tensor
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class PretrainedClassification:
-    """The Task of telling a sentence's or a pair's label, for a pretrained model."""
+    """The Task of classifying sentences or pairs of sentences with a pretrained model."""
 
     def __init__(self, config: RunConfig, pretrained: Any, tokenizer: Any, train: list[Example], dev: list[Example]):
         assert isinstance(config.task, PretrainedConfig)
@@ -90,7 +90,7 @@ class PretrainedClassification:
         return cls(config, *load_pretrained(task, config.seed), train, dev)
 
     def build_model(self) -> PretrainedClassifier:
-        """The pretrained weights with a new classifier; coupling and low-rank updates change nothing until they are trained."""
+        """The pretrained model with a new classifier. Coupling and low-rank updates are initially the identity."""
         model, task, dynamics = copy.deepcopy(self.pretrained), self.task, self.config.model.attention.dynamics
         projections = _projections(model) if task.method == "lora" else []
         if dynamics.method != "none":
@@ -122,7 +122,7 @@ class PretrainedClassification:
 
 
 def check_attention(attention: AttentionConfig) -> None:
-    """Heads, scoring and normalisation are the pretrained model's own, and it must start as it is."""
+    """Raises if the run's attention changes more than the dynamics, or if the dynamics are not initially the identity."""
     dynamics = attention.dynamics
     if attention != AttentionConfig(dynamics=dynamics):
         raise CoupledQKError(
@@ -137,7 +137,7 @@ def check_attention(attention: AttentionConfig) -> None:
 
 
 def load_pretrained(task: PretrainedConfig, seed: int) -> tuple[Any, Any]:
-    """The model, in float32 and without dropout, and its tokenizer. The seed is that of the new classifier."""
+    """The model in float32 without dropout, and its tokenizer. The seed is used for the new classifier."""
     from ..coupling.versions import quiet, require_transformers
 
     require_transformers()
@@ -154,7 +154,9 @@ def load_pretrained(task: PretrainedConfig, seed: int) -> tuple[Any, Any]:
             config = AutoConfig.from_pretrained(source, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id)
             for name, value in config.to_dict().items():
                 if "drop" in name and isinstance(value, float):
-                    setattr(config, name, 0.0)  # a step is a function of seed and number, so that a run can be resumed
+                    setattr(
+                        config, name, 0.0
+                    )  # a step depends only on seed and step number, so that a run can be resumed
             model = AutoModelForSequenceClassification.from_pretrained(
                 source,
                 config=config,
@@ -170,7 +172,7 @@ def load_pretrained(task: PretrainedConfig, seed: int) -> tuple[Any, Any]:
 
 
 def encode(examples: Sequence[Example], tokenizer: Any, length: int) -> Rows:
-    """As the pretrained model's tokenizer encodes them; what is too long loses the end of its longer sentence."""
+    """Encodes examples with the pretrained model's tokenizer. Rows that are too long are truncated in their longer sentence."""
     columns = [[example.sentences[i] for example in examples] for i in range(len(examples[0].sentences))]
     found = tokenizer(
         *columns, truncation="longest_first", max_length=length, padding="max_length", padding_side="right",
@@ -201,7 +203,7 @@ def _couple(model: Any, dynamics: DynamicsConfig, seed: int) -> None:
 
 
 def _checksum(model: Any) -> str:
-    """Of the pretrained weights, without the new classifier."""
+    """Checksum of the pretrained weights, without the new classifier."""
     sha = hashlib.sha256()
     for name, weight in model.base_model.state_dict().items():
         sha.update(name.encode())
