@@ -24,7 +24,7 @@ from .errors import CoupledQKError
 from .schema import parse_json, parse_toml
 
 LARGEST = 1 << 28
-"""Bytes of a file that is read as a whole, unless the reader says otherwise."""
+"""Default limit of the size of a file that is read as a whole, in bytes."""
 
 PathLike = str | os.PathLike[str]
 
@@ -81,7 +81,7 @@ def read_toml(path: PathLike, largest: int = LARGEST) -> dict[str, Any]:
 
 
 def write_atomic(path: PathLike, data: bytes | str) -> None:
-    """Writes a whole file: after a crash at any instant it holds the old content or the new one, never a part."""
+    """Writes a file atomically: after a crash at any time it has either the old or the new content."""
     try:
         content = data.encode() if isinstance(data, str) else data
     except UnicodeEncodeError as error:
@@ -142,13 +142,13 @@ def _set_aside(path: Path) -> None:
 
 
 def make_folder(path: PathLike) -> None:
-    """Makes a folder and those above it, unless they are there."""
+    """Creates a folder and its parents if they do not exist."""
     with file_errors(path, "write"):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder. A crash in between leaves it whole, or a temporary that `remove_leftovers` removes."""
+    """Removes a folder. A crash leaves it complete, or as a temporary that `remove_leftovers` removes."""
     with file_errors(path, "remove"):
         gone = temporary_name(path)
         os.replace(path, gone)
@@ -172,12 +172,12 @@ _TEMPORARY = re.compile(r"\..*\.(?P<place>[0-9a-f]{8})-(?P<process>[0-9]+)-[0-9a
 
 
 def temporary_name(path: Path) -> Path:
-    """A sibling of `path` that nobody else has. Its name tells which process on which machine has made it."""
+    """A unique sibling of `path`, whose name contains the machine and the process that created it."""
     return path.with_name(f".{path.name[:_KEPT]}.{_place()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is a temporary, of a writer that lives or was killed."""
+    """Whether this is the name of a temporary, of a running or a killed writer."""
     return _TEMPORARY.fullmatch(name) is not None
 
 

@@ -37,14 +37,14 @@ LOGS = ("metrics.jsonl", "timing.jsonl")
 
 @dataclass(frozen=True)
 class Whole:
-    """How far the logs of a run are whole."""
+    """How far the logs of a run are complete."""
 
     until: float
-    """The last step of which all records are there; infinite if nothing is missing."""
+    """The last step with all records; infinite if nothing is missing."""
     fault: str | None = None
-    """What is wrong after it."""
+    """What is wrong after that step."""
     unvalidated: int | None = None
-    """The next step, if nothing but its validation is missing."""
+    """The next step, if only its validation is missing."""
 
 
 class RunFolder:
@@ -56,7 +56,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """An existing run."""
+        """Opens an existing run."""
         run = cls(path)
         if not run.path.is_dir():
             raise CoupledQKError(f"{path}: no such run folder; `coupledqk runs` lists the ones below a folder")
@@ -65,7 +65,7 @@ class RunFolder:
         return run
 
     def create(self, config: RunConfig) -> None:
-        """Makes the folder, or takes it over as it was left, with what `runtime` says now."""
+        """Creates the folder, or opens an existing one with new runtime settings."""
         self.refuse_other(config)
         make_folder(self.path)
         for folder in (self.path, self.path / "checkpoints"):
@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Empty until the run is started. "starts" has an entry for the first start and for each resume."""
+        """The content of info.json; empty until the run is started. "starts" has an entry for each start and resume."""
         info = self.read_json("info.json", "move it away; resuming the run writes it again")
         if info and "starts" not in info:  # written before every start was kept
             info["starts"] = [{key: info.pop(key, None) for key in ("started", "commit", "versions", "machine")}]
@@ -91,13 +91,14 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any]:
-        """Empty until the run is finished."""
+        """The content of result.json; empty until the run is finished."""
         result = self._result()
         result.pop("logs", None)
         return result
 
     def read_json(self, name: str, advice: str) -> dict[str, Any]:
-        """A file of the folder, checked; empty if there is none. `advice` is what the user can do if it is damaged."""
+        """A JSON file of the folder, verified; empty if it does not exist. `advice` tells the user what to do if it is
+        damaged."""
         path = self.path / name
         if not path.is_file():
             return {}
@@ -110,7 +111,7 @@ class RunFolder:
         return data
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Writes a file of the folder. The result is written last: it names the logs that it was computed from."""
+        """Writes a file of the folder. The result must be written last, since it refers to the logs it was computed from."""
         if name == "result.json":
             logs = {log: Log.read(self.path / log) for log in LOGS}
             data = {**data, "logs": {log: found.crc for log, found in logs.items() if found.sealed}}
@@ -174,7 +175,7 @@ class RunFolder:
                 self._lease = None
 
     def check_lock(self) -> None:
-        """Raises if this process has lost the run to another one. Cheap; without a lock of its own it does nothing."""
+        """Raises if this process has lost the run to another one. It is cheap, and does nothing if this process has no lock."""
         if self._lease is not None:
             self._lease.check()
 
@@ -184,7 +185,7 @@ class RunFolder:
             self._lease.verify()
 
     def cut_logs(self, step: int) -> None:
-        """Forgets what was logged after `step`, and the result: both will be computed again."""
+        """Removes the records after `step` and the result, which will be computed again."""
         for name in LOGS:
             kept = [record for record in _read_log(self.path / name).records if record["step"] <= step]
             write_atomic(self.path / name, log_lines(kept)[0])
@@ -192,7 +193,7 @@ class RunFolder:
             (self.path / "result.json").unlink(missing_ok=True)
 
     def refuse_other(self, config: RunConfig) -> None:
-        """Raises if the folder holds something else than a run that computes what `config` computes."""
+        """Raises if the folder contains anything other than a run with the identity of `config`."""
         if not (self.path / "config.toml").is_file():
             names = [child.name for child in self.path.iterdir()] if self.path.is_dir() else []
             if any(name != "lock" and not is_temporary(name) for name in names):
@@ -236,11 +237,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "logs": dict[str, int] | None,
     },
 }
-"""What readers rely on, by file and key."""
+"""Required keys and their types, by file."""
 
 
 def _read_log(path: Path) -> Log:
-    """A log, up to the first line that is not what training writes."""
+    """The records of a log, up to the first invalid line."""
     log = Log.read(path)
     for number, record in enumerate(log.records):
         try:
@@ -269,7 +270,7 @@ def _expected(train: TrainConfig, metrics: bool) -> Iterator[tuple[str | None, i
 
 
 def _last_whole_step(log: Log, expected: Iterator[tuple[str | None, int]]) -> tuple[float, str | None]:
-    """The last step before the first record that is missing, and the kind of that one; infinite if none is."""
+    """The last step before the first missing record, and the kind of that record; infinite if none is missing."""
     for (kind, step), record in zip(expected, [*log.records, None], strict=False):
         if record is None or (record.get("kind"), record["step"]) != (kind, step):
             return step - 1, kind
@@ -277,21 +278,21 @@ def _last_whole_step(log: Log, expected: Iterator[tuple[str | None, int]]) -> tu
 
 
 def variant_name(config: RunConfig) -> str:
-    """The name of the run's attention variant, or "custom". Normalised queries and keys go with any variant."""
+    """The name of the run's attention variant, or "custom". Normalisation of queries and keys is ignored."""
     attention = config.model.attention
     plain = replace(attention, qk_norm=False)
     return next((name for name, variant in VARIANTS.items() if variant in (attention, plain)), "custom")
 
 
 def published(config: RunConfig) -> RunConfig:
-    """The configuration of a language model's run without what says more about a machine than about the model."""
+    """The configuration of a language model's run without settings that depend on the machine."""
     text, source = text_of(config), config.init_from
     task = replace(text, corpus=Path(text.corpus).name, data_dir=None)
     return replace(config, task=task, init_from=source and Path(source).name, runtime=RuntimeConfig())
 
 
 def task_name(config: RunConfig) -> str:
-    """What a run learns, in a word: its corpus, or the name of its task."""
+    """A short name of what a run learns: its corpus or its task."""
     task = config.task
     if isinstance(task, DataConfig):
         return Path(task.corpus).name.partition(".")[0] or "corpus"
@@ -299,12 +300,12 @@ def task_name(config: RunConfig) -> str:
 
 
 def default_name(config: RunConfig) -> str:
-    """A readable folder name that no other run has."""
+    """A readable and unique folder name."""
     return f"{task_name(config)}-{variant_name(config)}-s{config.seed}-{identity(config)}"
 
 
 def find_runs(folder: Path) -> list[RunFolder]:
-    """The runs in a folder and below it. Folders that cannot be read, or vanish meanwhile, are passed over."""
+    """The runs in a folder and its subfolders. Folders that cannot be read or have been deleted are skipped."""
     return [
         RunFolder(path) for path in sorted(Path(path) for path, _, names in os.walk(folder) if "config.toml" in names)
     ]

@@ -1,11 +1,11 @@
-"""Files that show when they are damaged: JSON, TOML and logs that hold a checksum of their content. Torch-free.
+"""Files that contain a checksum of their content, so that damage is detected: JSON, TOML and logs. Torch-free.
 
     JSON    the key "checksum" of the outermost table, over all others
     TOML    a last line `# checksum ...`, over the text before it
     log     a JSON table on each line whose last key, "crc", is the CRC-32 of all lines up to and including this one, without
             their own "crc": a changed, missing, repeated or exchanged line is found
 
-A file without any checksum, from before there were any, is read as it is.
+A file without a checksum, written by an earlier version, is read without verification.
 """
 
 import json
@@ -58,17 +58,17 @@ def read_sealed_toml(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Log:
-    """What a log holds, up to the first line that is damaged."""
+    """The content of a log up to the first damaged line."""
 
     records: list[dict[str, Any]]
     crc: int = 0
-    """Of all records."""
+    """CRC of all records."""
     fault: str | None = None
     """Which line is damaged, and how."""
     sealed: bool = False
-    """Whether its lines hold checksums."""
+    """Whether its lines contain checksums."""
     torn: bool = False
-    """Whether the damaged line is the last one and has no end: its writer was killed, or is still writing."""
+    """Whether the damaged line is the last one and incomplete: its writer was killed or is still writing."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -110,7 +110,7 @@ def _checked(line: bytes, crc: int) -> tuple[dict[str, Any], int, bool]:
 
 
 def log_lines(records: Iterable[dict[str, Any]], crc: int = 0) -> tuple[str, int]:
-    """The lines of some records, and the CRC with which the next ones go on."""
+    """The lines of some records, and the CRC from which the next lines continue."""
     lines = []
     for record in records:
         body = json.dumps(record)
@@ -120,7 +120,7 @@ def log_lines(records: Iterable[dict[str, Any]], crc: int = 0) -> tuple[str, int
 
 
 class LogWriter:
-    """Appends to a log. A line is handed to the operating system when it is written, and is on disk after `sync`."""
+    """Appends to a log. A line is passed to the operating system when it is written, and is on disk after `sync`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.crc = path, Log.read(path).crc

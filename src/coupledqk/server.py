@@ -24,11 +24,11 @@ from .errors import CoupledQKError
 MOST_BYTES = 100_000
 """Size limit of a request's body."""
 SECONDS_TO_SEND = 20.0
-"""A request that has not arrived completely after this time is dropped, however steadily it trickles in."""
+"""Time limit in seconds for receiving a complete request; slower requests are dropped."""
 
 
 class RequestError(Exception):
-    """A request that is refused, with the reason for whoever sent it."""
+    """A refused request, with the reason that is sent to the client."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -86,7 +86,7 @@ def is_local(host: Any) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """ASCII without <, so that no text can end the HTML element it stands in."""
+    """JSON as ASCII without <, so that no text can close the HTML element that contains it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do. Torch-free.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP. Torch-free.
 
 A training stops after the current micro-batch and saves; whatever has nothing to save ends at once. Files are replaced
 atomically, so a process may end at any instant without losing what was saved.

@@ -1,4 +1,4 @@
-"""Runs: training one into its folder, and opening a trained one."""
+"""Runs: training a run and opening a trained one."""
 
 from .run import Run
 from .training import train, train_run

@@ -1,4 +1,4 @@
-"""How training goes, shown on a terminal or in a notebook."""
+"""Shows the progress of training on a terminal or in a notebook."""
 
 import time
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class _Progress:
                     self.bars.say(f"{self.label}  {step}/{self.steps}  {self.valid}")
 
     def _speed(self, step: int, tokens: int) -> tuple[str, str]:
-        """The time left and the tokens per second, evaluation included."""
+        """The time left, and the tokens per second including evaluation."""
         seconds, done = max(time.monotonic() - self.began, 1e-9), step - self.first_step
         left = seconds / done * (self.steps - step)
         return f"{duration(left)} left", f"{tokens / step * done / seconds:,.0f} tok/s"

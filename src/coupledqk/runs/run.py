@@ -1,4 +1,4 @@
-"""A trained run: its model, its tokenizer, its text, and what can be done with them."""
+"""A trained run with its model, tokenizer and text, and methods to evaluate it and to generate text."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,14 +18,15 @@ from ..tasks.lm import language_metrics, perplexity_definition
 from ..tasks.models import pick_device, run_tokenizer, run_weights
 
 Checkpoint = Literal["best", "final"] | Path
-"""The weights with the lowest validation loss, the newest ones, or those of a checkpoint's folder."""
+"""The weights to load: those with the lowest validation loss (best), the most recent ones (final), or those in the folder of a
+checkpoint."""
 
 
 class Run(RunFolder):
     """A run folder with the model that was trained in it: `Run.open("runs/NAME").model()`."""
 
     def model(self, checkpoint: Checkpoint = "best", device: str = "auto", int8: bool = False) -> TransformerLM:
-        """The trained model, ready to evaluate or to sample from; `int8` rounds its weight matrices to 8 bits."""
+        """The trained model in evaluation mode. `int8` quantizes its weight matrices to 8 bits."""
         with torch.device("meta"):
             model = TransformerLM(self.config.model)
         model.to_empty(device=pick_device(device))
@@ -37,7 +38,7 @@ class Run(RunFolder):
         return run_tokenizer(self)
 
     def text(self, corpus: str | None = None, data_dir: str | Path | None = None) -> DataConfig:
-        """The settings of the text the run was trained on, or of another corpus as a whole."""
+        """The settings of the text the run was trained on, or those of another corpus without token limits."""
         data = text_of(self.config)
         if corpus is not None:
             data = replace(data, corpus=corpus, max_tokens=None, max_valid_tokens=None)
@@ -46,7 +47,7 @@ class Run(RunFolder):
     def corpus(
         self, corpus: str | None = None, data_dir: str | Path | None = None, progress: bool = True
     ) -> TokenizedCorpus:
-        """The text the run was trained on, or another corpus, as tokens of the run's own tokenizer."""
+        """The text the run was trained on, or another corpus, tokenized with the run's tokenizer."""
         return open_text(self.text(corpus, data_dir), self.tokenizer(), progress)
 
     def evaluate(
@@ -59,7 +60,7 @@ class Run(RunFolder):
         progress: bool = True,
         int8: bool = False,
     ) -> dict[str, Any]:
-        """Loss, perplexity and bits per byte on a split of the run's corpus or of another, and what they mean."""
+        """Loss, perplexity and bits per byte on a split of the run's corpus or of another corpus, with their definitions."""
         model, data = self.model(checkpoint, device, int8), self.text(corpus, data_dir)
         tokens = self.corpus(corpus, data_dir, progress)
         seq_len = self.config.train.seq_len

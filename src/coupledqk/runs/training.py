@@ -1,4 +1,4 @@
-"""A run: a task trained into a folder, from wherever it was left."""
+"""Trains a run in its folder, resuming from the last checkpoint if there is one."""
 
 import dataclasses
 import json
@@ -36,19 +36,19 @@ from .run import Run
 
 
 class RunTask(Task, Protocol):
-    """A Task with all that a run folder tells of it."""
+    """A Task with the information that is stored in the run folder."""
 
     about: dict[str, Any]
-    """The data: its name as "corpus", its "hash", and what else explains the numbers."""
+    """Information about the data: its name as "corpus", its "hash", and further details."""
     files: dict[str, str]
-    """JSON texts that are kept beside the weights, by file name."""
+    """JSON documents that are stored in the run folder, by file name."""
     definition: str
-    """What the measure means, in a sentence."""
+    """The definition of the measure in one sentence."""
 
     def build_model(self) -> nn.Module: ...
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
-        """What is measured once, when the run is finished, and kept in result.json."""
+        """Measures that are computed once, when the run is finished, and stored in result.json."""
         ...
 
 
@@ -61,7 +61,7 @@ TASKS: dict[str, Callable[[RunConfig, OnBytes], RunTask]] = {
     "glue": SentenceClassification.open,
     "pretrained": PretrainedClassification.open,
 }
-"""By the `kind` of a run's task."""
+"""Classes of tasks by the `kind` of the task's configuration."""
 
 
 def train(
@@ -139,7 +139,7 @@ def train_run(
 
 
 def refuse_different_processes(mesh: Mesh, config: RunConfig, path: Path) -> None:
-    """Raises on every process if they have not all been started with the same settings, apart from where data are."""
+    """Raises on every process if the processes were started with different settings, except for the locations of data."""
     settings = {**flat(dataclasses.asdict(config)), "out": str(path)}
     settings.pop("task.data_dir", None)
     first, *others = mesh.gather(settings)
@@ -156,7 +156,7 @@ def refuse_different_processes(mesh: Mesh, config: RunConfig, path: Path) -> Non
 
 
 def _claim(run: Run, config: RunConfig, stack: ExitStack) -> Whole | None:
-    """Takes the folder over for as long as `stack` is open: how far its logs are whole, or None if the run is finished."""
+    """Locks the folder until `stack` is closed. Returns how far its logs are complete; None if the run is finished."""
     run.refuse_other(config)
     stack.enter_context(run.lock())
     run.create(config)
@@ -167,7 +167,7 @@ def _claim(run: Run, config: RunConfig, stack: ExitStack) -> Whole | None:
 def _open_task(
     run: Run, config: RunConfig, mesh: Mesh, preparing: Callable[[], AbstractContextManager[OnBytes]]
 ) -> RunTask:
-    """The first process prepares the data, and the others find them prepared."""
+    """Lets the first process prepare the data while the others wait."""
     opened: list[RunTask] = []
 
     def prepare() -> str:
@@ -198,7 +198,7 @@ def _refuse_other_data(run: Run, task: RunTask) -> None:
 
 
 def _describe(run: Run, model: nn.Module, task: RunTask) -> None:
-    """Writes what the folder says of the run, before it starts or resumes."""
+    """Writes the description of the run to its folder, before it starts or resumes."""
     for name, text in task.files.items():
         run.write_json(name, json.loads(text))
     starts = [*run.info.get("starts", ()), origin()]

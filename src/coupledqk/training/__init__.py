@@ -1,1 +1,1 @@
-"""Training: the one loop, its optimiser, checkpoints and the consumers of its events. It knows no model."""
+"""Training: the training loop, the optimizer, checkpoints and event consumers. It does not depend on any model."""

@@ -1,4 +1,4 @@
-"""Where a training step's memory comes from, on a CPU."""
+"""Memory allocation of training steps on a CPU."""
 
 import ctypes
 import sys

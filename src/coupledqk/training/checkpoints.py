@@ -47,7 +47,7 @@ class Checkpoints:
             self._clear(step)
 
     def _clear(self, step: int) -> None:
-        # one of a later step was passed over by `load_newest` when this training began
+        # a checkpoint of a later step was skipped by `load_newest` when this training started
         kept = [there for there in self.steps() if there <= step][-self.keep :]
         for other in set(self.steps()) - set(kept):
             remove_folder(self._at(other))
@@ -62,12 +62,12 @@ class Checkpoints:
                 remove_folder(old)
 
     def steps(self) -> list[int]:
-        """Of the checkpoints there are, oldest first."""
+        """Steps of the existing checkpoints, in increasing order."""
         named = (path for path in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name))
         return sorted(map(checkpoint_step, named))
 
     def newest(self, before: int | None = None) -> Path | None:
-        """The newest one, or the newest of fewer than `before` updates."""
+        """The most recent checkpoint, or the most recent one with fewer than `before` updates."""
         steps = [step for step in self.steps() if before is None or step < before]
         return self._at(steps[-1]) if steps else None
 
@@ -103,7 +103,7 @@ class Checkpoints:
         return 0, []
 
     def _awaits_validation(self, step: int) -> bool:
-        """Whether the run was stopped during the validation after `step`, which is all that the logs lack."""
+        """Whether the run was stopped during the validation after `step`, so that the logs lack only this validation."""
         folder = self._at(step)
         return step == self.logs.unvalidated and damage(folder) is None and "unvalidated_tokens" in read_state(folder)
 
@@ -135,7 +135,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint folder, checked."""
+    """The weights of a checkpoint folder, verified by checksum."""
     fault = damage(folder)
     if fault is not None:
         raise CoupledQKError(f"checkpoint {folder} is damaged ({fault}): use another one, or train again")
@@ -143,7 +143,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, if anything is."""
+    """What is wrong with a checkpoint; None if it is intact."""
     try:
         checksums = read_json(folder / "checksums.json", "use another checkpoint")
         names = set(_files(folder)) - {"checksums.json"}
@@ -161,7 +161,7 @@ def damage(folder: Path) -> str | None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Names relative to the folder, those in folders below it included."""
+    """Names of the files in a folder and its subfolders, relative to the folder."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""What a training loop reports. Progress bars, logs, trackers and time budgets consume these; the loop knows none of them."""
+"""Events of the training loop. Progress bars, logs, trackers and time budgets consume them; the loop does not depend on any."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Step:
-    """One update. `loss` is the mean over the global batch; an update is skipped when fp16 gradients overflowed."""
+    """One update. `loss` is the mean over the global batch. An update is skipped if fp16 gradients overflow."""
 
     step: int
     tokens: int
@@ -47,14 +47,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Saving:
-    """A checkpoint is about to be written: what was logged up to here must reach the disk first."""
+    """A checkpoint is about to be written. Everything logged so far must be on disk first."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Asked to stop early, with everything saved."""
+    """Training stopped early on request, and everything is saved."""
 
     step: int
 
@@ -69,4 +69,4 @@ Event = Started | Step | Evaluating | Evaluation | Saving | Stopped | Finished
 Listener = Callable[[Event], None]
 
 Consumer = AbstractContextManager[Listener]
-"""Entered before training and left however it ends, so that files are closed and the terminal is restored."""
+"""An event consumer as a context manager, so that files are always closed and the terminal is always restored."""

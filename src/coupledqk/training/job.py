@@ -18,14 +18,14 @@ from ..torch_internals import default_store
 from .mesh import SINGLE, Mesh
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each process in its environment."""
+"""Environment variables that torchrun sets for each process."""
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
 _numbers = itertools.count()
 
 
 def process_device(name: str) -> str:
-    """The device of this process: of several on a machine each takes a GPU of its own, or all of them the CPU."""
+    """The device of this process. Several processes on a machine each use their own GPU, or all of them the CPU."""
     if not _launched() or name == "cpu":
         return name
     if name == "auto" and not torch.cuda.is_available():
@@ -41,7 +41,7 @@ def process_device(name: str) -> str:
 def open_mesh(config: RunConfig) -> Iterator[Mesh]:
     """The mesh of this process: a single one, or a part of the job that torchrun has started.
 
-    A process group that the caller has initialised is used and left as it is.
+    A process group that the caller has initialised is used and not destroyed.
     """
     sharded = config.runtime.parallel == "fsdp"
     if sharded and not _launched():
@@ -108,9 +108,9 @@ def _lost_contact(error: RuntimeError) -> CoupledQKError:
 
 
 def _once(error: CoupledQKError, number: int) -> BaseException:
-    """The error on the process that comes first, a silent exit on the others."""
+    """Raises the error on the first process that reports one, and exits silently on the others."""
     try:
         first = default_store().add(f"coupledqk/{number}/errors", 1) == 1
-    except (RuntimeError, ValueError):  # there is no store, or it has gone with the process that kept it
+    except (RuntimeError, ValueError):  # there is no store, or the process that hosted it has exited
         first = True
     return error if first else SystemExit(2)

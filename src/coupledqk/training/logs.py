@@ -1,4 +1,4 @@
-"""Consumers of events that keep them: the run folder's logs, TensorBoard, Weights & Biases."""
+"""Event consumers that log: the run folder's logs, TensorBoard, and Weights & Biases."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from .memory import PeakMemory
 
 
 class RunLog:
-    """A consumer that writes metrics.jsonl (what a repeated run reproduces) and timing.jsonl (what it does not)."""
+    """A consumer that writes metrics.jsonl (values that a repeated run reproduces) and timing.jsonl (values that vary)."""
 
     def __init__(self, run: RunFolder, log_every: int) -> None:
         self.run, self.log_every = run, log_every
@@ -38,7 +38,7 @@ class RunLog:
                 timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mib()}
                 self.timing.write(timing)
             case Evaluation(step, tokens, metrics):
-                if step > self.validated:  # one that is repeated after a resume was logged before
+                if step > self.validated:  # a validation that is repeated after a resume is already logged
                     self.metrics.write({"kind": "valid", "step": step, "tokens": tokens, **metrics})
                 self.clock.pause(tokens)
             case Saving():
@@ -73,13 +73,13 @@ class Clock:
         return {"seconds": round(now - self.origin, 3), "tokens_per_second": speed}
 
     def pause(self, tokens: int) -> None:
-        """What has just been measured is not training."""
+        """Excludes the time since the last event from the training time."""
         self.mark = (time.perf_counter(), tokens)
 
 
 @contextmanager
 def tensorboard(folder: Path) -> Iterator[Listener]:
-    """Scalars for TensorBoard."""
+    """A consumer that logs scalars to TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -97,7 +97,7 @@ def tensorboard(folder: Path) -> Iterator[Listener]:
 
 @contextmanager
 def wandb(run: RunFolder) -> Iterator[Listener]:
-    """Scalars for Weights & Biases; WANDB_MODE=offline needs no account."""
+    """A consumer that logs scalars to Weights & Biases. WANDB_MODE=offline needs no account."""
     try:
         import wandb as library  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -115,7 +115,7 @@ def wandb(run: RunFolder) -> Iterator[Listener]:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """What of an event can be drawn as a curve."""
+    """The scalars of an event."""
     if isinstance(event, Step):
         return {f"train/{k}": v for k, v in train_record(event).items() if k in ("loss", "lr", "grad_norm")}
     if isinstance(event, Evaluation):

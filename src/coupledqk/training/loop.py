@@ -1,4 +1,4 @@
-"""The one training loop. It knows no model and no data: a Task gives both, events tell what happens.
+"""The training loop. It is independent of models and data, which a Task provides, and reports its progress as events.
 
 It can be killed at any instant and resumed bit-identically (with the same threads, torch and device kind): the batch is a
 function of (seed, step), so that weights, optimiser, loss scaler and two counters are the whole state.
@@ -28,17 +28,17 @@ ALL = slice(None)
 
 
 class Task(Protocol):
-    """What is trained."""
+    """The interface of tasks: the model and data of a training run."""
 
     chance_loss: float
-    """The loss of knowing nothing; one that stays above it has diverged."""
+    """The loss of a uniform prediction. A loss that stays above it counts as diverged."""
 
     def batch(self, step: int, rows: slice = ALL) -> Batch:
-        """These rows of the global batch of a step: a pure function, so there is no loader state to save."""
+        """Some rows of the global batch of a step. It is a pure function, so there is no loader state to save."""
         ...
 
     def loss_sum(self, model: nn.Module, micro: Batch) -> Tensor:
-        """The loss summed over targets; the loop divides by their number in the global batch."""
+        """The loss summed over targets; the loop divides it by the number of targets in the global batch."""
         ...
 
     def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def train(
 
 
 class StopRequestedError(Exception):
-    """Within a step or an evaluation: the user asked to stop."""
+    """The user asked to stop during a step or an evaluation."""
 
 
 @contextmanager
@@ -209,7 +209,7 @@ class DivergenceWatch:
             self._fail(step, f"the loss stayed above {self.limit:.2f}, worse than guessing, for {self.PATIENCE} steps")
 
     def gradient(self, step: int, norm: float, may_overflow: bool) -> None:
-        """Scaled fp16 gradients overflow now and then: that update is skipped and the scale lowered."""
+        """Scaled fp16 gradients overflow occasionally; the update is then skipped and the loss scale reduced."""
         self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
         if self.overflows and (not may_overflow or self.overflows == self.PATIENCE):
             self._fail(step, f"the gradient became {norm}")

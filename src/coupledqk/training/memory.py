@@ -1,4 +1,4 @@
-"""The largest amount of memory a run has held."""
+"""Peak memory of a run."""
 
 import resource
 import sys
@@ -30,7 +30,7 @@ class PeakMemory:
 
 
 def _reset_resident_peak() -> bool:
-    """Whether the system (Linux) lets the process do that."""
+    """Whether the system (Linux) lets the process reset its peak."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _resident_peak() > 0

@@ -1,4 +1,4 @@
-"""One model on one process or on several: what the training loop needs to know about the others, and nothing else.
+"""One model on one or several processes: the interface through which the training loop uses other processes.
 
 `Mesh` is a single process. Those of several processes are in `parallel.py`, and `job.py` opens the right one. All of them
 compute the same: losses are divided by the number of targets in the global batch, and gradients are summed over the
@@ -18,13 +18,13 @@ from ..loss import IGNORED
 from .state_files import save_whole
 
 Batch = tuple[Tensor, ...]
-"""Tensors with one row per sequence; the last holds the targets, of which those equal to −100 do not count."""
+"""Tensors with one row per sequence. The last one contains the targets; targets of −100 are ignored."""
 
 Value = TypeVar("Value")
 
 
 class Mesh:
-    """A single process: its share is everything, and sums over processes are what they are."""
+    """A mesh of a single process, which has the whole model and all data."""
 
     rank, world = 0, 1
 
@@ -35,7 +35,7 @@ class Mesh:
 
     @property
     def rows(self) -> slice:
-        """Which rows of a global batch this process trains on."""
+        """The rows of a global batch that this process trains on."""
         return slice(self.rank, None, self.world)
 
     def even(self, batch: Batch, batch_size: int) -> Batch:
@@ -47,17 +47,19 @@ class Mesh:
         return tuple(map(torch.cat, zip(batch, blank(batch), strict=True))) if missing else batch
 
     def deal(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Every `world`-th batch, for evaluation. All processes get the same number; a batch too many has no targets."""
+        """Every `world`-th batch, for evaluation. All processes get the same number of batches; additional ones have no
+        targets."""
         stream = iter(batches)
         while turn := tuple(itertools.islice(stream, self.world)):
             yield turn[self.rank] if self.rank < len(turn) else blank(turn[0])
 
     def wrap(self, model: nn.Module, compiled: bool) -> nn.Module:
-        """What computes the loss. The optimiser is built for `model` afterwards, whose parameters may have been replaced."""
+        """Wraps the model for training. The optimizer must be built for `model` afterwards, since its parameters may have been
+        replaced."""
         return cast(nn.Module, torch.compile(model)) if compiled else model
 
     def gradients(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Around the forward and backward pass of a micro-batch, of which `last` completes the gradient."""
+        """Context of the forward and backward pass of a micro-batch; the `last` one completes the gradient."""
         return nullcontext()
 
     def sum(self, value: Tensor) -> Tensor:
@@ -69,30 +71,30 @@ class Mesh:
         return numbers
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on any process."""
+        """Whether the flag is true on any process."""
         return flag
 
     def wait(self) -> None:
-        """Until all processes have come here."""
+        """Waits until all processes have called it."""
 
     def gather(self, value: Value) -> list[Value]:
-        """The value of each process."""
+        """The values of all processes."""
         return [value]
 
     def from_first(self, compute: Callable[[], Value], patient: bool = False) -> Value:
-        """What the first process computes, on every process; a CoupledQKError is raised on all of them."""
+        """The result of a function that only the first process calls. A CoupledQKError is raised on all processes."""
         return compute()
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """The whole weights, on the first process at least."""
+        """The complete weights, at least on the first process."""
         return model.state_dict()
 
     def whole_model(self, model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
-        """The model as one that the first process can use alone; `build` makes a new one."""
+        """A model that the first process can use on its own; `build` creates a new one."""
         return model
 
     def save_state(self, state: dict[str, Any], folder: Path) -> None:
-        """Writes the optimiser's state and what else a checkpoint has beside the weights."""
+        """Writes the optimizer's state and all other parts of a checkpoint except the weights."""
         if self.is_first:
             save_whole(state, folder / "state.pt")
 

@@ -17,7 +17,7 @@ def lr_at(step: int, config: TrainConfig) -> float:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Weight decay on matrices alone: not on norms, step sizes, gates or λ.
+    """AdamW with weight decay on matrices only, not on norms, step sizes, gates or λ.
 
     A model may have `lr_scales`: by the name of a parameter, its learning rate as a multiple of the schedule's.
     """

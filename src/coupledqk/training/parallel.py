@@ -1,4 +1,4 @@
-"""One model on several processes: DDP, which keeps the whole model on each, and FSDP2, which keeps a share on each."""
+"""One model on several processes: DDP, with the whole model on each, and FSDP2, with a shard of it on each."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +19,9 @@ from .sharded import whole
 from .state_files import save_sharded
 
 STEP_TIMEOUT = timedelta(minutes=15)
-"""How long a process waits for the others within training."""
+"""Timeout of a process that waits for the others during training."""
 PATIENCE = timedelta(hours=24)
-"""How long the others wait for the first process to prepare a corpus or to measure the finished model."""
+"""Timeout of processes that wait for the first one to prepare a corpus or to measure the finished model."""
 
 
 class Several(Mesh):
@@ -68,7 +68,7 @@ class Several(Mesh):
 
 
 class Replicated(Several):
-    """DDP: every process has the whole model. Gradients are summed while the last micro-batch's are computed."""
+    """DDP: every process has the whole model. Gradients are summed during the backward pass of the last micro-batch."""
 
     def wrap(self, model: nn.Module, compiled: bool) -> nn.Module:
         compile_layers(model, compiled)

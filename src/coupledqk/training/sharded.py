@@ -1,4 +1,4 @@
-"""Tensors of which every process holds a share."""
+"""Tensors that are sharded over processes."""
 
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether every process holds a share of it. PyTorch's type is not imported for that, which would take seconds."""
+    """Whether a tensor is sharded over processes. It does not import PyTorch's DTensor, which would take seconds."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which every process may hold a share, as one. All processes must ask for it."""
+    """The whole of a tensor that may be sharded. All processes must call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor

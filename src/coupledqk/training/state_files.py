@@ -28,7 +28,7 @@ UNPICKLING_ERRORS = (
     pickle.UnpicklingError, EOFError, OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError,
     AssertionError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
-"""What torch.load raises for files that it did not write: it runs their operations as far as it gets."""
+"""Exceptions that torch.load raises for files that torch.save did not write."""
 
 
 def save_whole(state: dict[str, Any], path: Path) -> None:
@@ -48,7 +48,7 @@ def os_error(error: Exception) -> OSError:
 
 
 def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "ProcessGroup | None") -> None:
-    """Called by all processes."""
+    """Writes a sharded state. All processes must call it."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -72,7 +72,7 @@ def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "Pr
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What was saved beside the weights. Sharded tensors stay on disk until `restore` knows which are needed."""
+    """The state that was saved with the weights. Sharded tensors stay on disk until `restore` loads those it needs."""
     if not (folder / "state.json").is_file():
         return load_state(folder / "state.pt")
     state = read_json(folder / "state.json", advice := f"move {folder} away to resume from an earlier checkpoint")
@@ -83,7 +83,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """All of a checkpoint but the weights."""
+    """All parts of a checkpoint except the weights."""
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except UNPICKLING_ERRORS as error:
@@ -98,7 +98,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Loads what `read_state` gave as "optimizer", saved with any number of processes, whole or sharded."""
+    """Loads the "optimizer" state returned by `read_state`, which may be whole or sharded over any number of processes."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if "shards" in saved:
         state = {
@@ -116,7 +116,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """This process' share of a whole tensor, if its parameter is sharded."""
+    """This process' shard of a whole tensor, if its parameter is sharded."""
     if not is_sharded(parameter) or not value.ndim:
         return value
     from torch.distributed.tensor import distribute_tensor
