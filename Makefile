@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BEGAN := $(shell date +%s)
 
-.PHONY: demo test test-slurm soak docs lint format release-check clean
+.PHONY: demo test test-slurm soak docs lint format test-min release-check clean
 
 demo: .venv/demo
 	@echo "Set-up took $$(( $$(date +%s) - $(BEGAN) )) s. The command is $(BIN)/coupledqk."
@@ -19,6 +19,21 @@ test-slurm: .venv/test
 # The long form of tests/faults; ARGS="--parts kills,flips" runs some of its parts.
 soak: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/soak.py $(ARGS)
+
+# The oldest versions that pyproject.toml allows, in an environment of their own, with the extras gpt2 and lab only. PyTorch is the pinned one:
+# of older versions, the package index has only builds with CUDA.
+test-min: .venv-min/ready
+	OMP_NUM_THREADS=1 .venv-min/bin/pytest -k "not tensorboard" $(MINIMAL) $(ARGS)
+
+MINIMAL := $(addprefix tests/test_,$(addsuffix .py,attention batches config corpora costs fused gradients initial layers \
+	linear loss model provenance resuming runs sampling sealed shards statistics terminal tokenizers training))
+
+.venv-min/ready: pyproject.toml tests/oldest.py
+	$(PYTHON) -m venv .venv-min
+	.venv-min/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-min/bin/pip install --quiet --disable-pip-version-check $$($(PYTHON) tests/oldest.py)
+	.venv-min/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
@@ -45,7 +60,7 @@ release-check: .venv/release
 	"$$place/env/bin/pip" check && cd "$$place" && env/bin/coupledqk doctor && env/bin/coupledqk demo
 
 clean:
-	rm -rf .venv demo dist docs/_build
+	rm -rf .venv .venv-min demo dist docs/_build
 
 # PyTorch first and pinned: this version has a build for the CPU alone; the package itself takes any torch >= 2.10.
 .venv/torch:
