@@ -20,9 +20,9 @@ class Drawing:
     """Which parts of an analysis are drawn."""
 
     layers: tuple[int, ...] = ()
-    """Layers whose attention maps are drawn, counted from 0; the first, the middle and the last unless given."""
+    """Layers whose attention maps are drawn, counted from 0; by default the first, the middle and the last."""
     heads: tuple[int, ...] = ()
-    """Heads whose attention maps are drawn, counted from 0; the first four unless given."""
+    """Heads whose attention maps are drawn, counted from 0; by default the first four."""
     from_step: int = 0
     """First step of the convergence figure; 5,000 in the paper."""
     max_perplexity: float | None = None

@@ -34,11 +34,11 @@ class Analysis:
     split: Literal["valid", "test", "train"] = "valid"
     """Split of the corpus to measure on."""
     length: tuple[int, ...] = ()
-    """Context length in tokens, one or several; the training length unless given."""
+    """Context length in tokens, one or several; by default the training length."""
     checkpoint: Literal["final", "best", "all"] = "final"
     """Checkpoint to measure: the last, the best, or every checkpoint that was kept."""
     corpus: str | None = None
-    """Corpus to measure on, by name, file or folder; the first run's own unless given."""
+    """Corpus to measure on (a name, a file or a folder); by default that of the first run."""
     data_dir: Path | None = None
     """Folder with a local copy of a named corpus."""
     device: str = "auto"

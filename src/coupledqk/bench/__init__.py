@@ -1,1 +1,1 @@
-"""Speed and memory of our variants, against each other, against the arithmetic and against peers, in one run."""
+"""Benchmarks of speed and memory: attention variants, matmul-bound estimates and peers in the same run."""

@@ -1,4 +1,4 @@
-"""A benchmark: which models are timed, on what, and how often. Torch is loaded when it is measured."""
+"""The settings of a benchmark: the models, the hardware and the repetitions. Torch is imported when it runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Benchmark:
     vocab: int = 50_257
     """Vocabulary size."""
     variants: tuple[str, ...] = ()
-    """Attention variants to time beside standard; the paper's unless given."""
+    """Attention variants to time in addition to standard; by default the paper's."""
     peers: tuple[str, ...] = ()
     """Models of the same shape from other libraries, or in their style: llama, x-transformers, diffllama, nanogpt."""
     impl: tuple[str, ...] = ("auto",)
@@ -39,12 +39,12 @@ class Benchmark:
     seq_len: int = 512
     """Number of tokens in a sequence."""
     memory_batch: int | None = None
-    """Number of sequences in the pass whose memory is measured; the value of --batch unless given, 0 to measure none."""
+    """Number of sequences in the pass whose memory is measured; by default the value of --batch. 0 skips the measurement."""
     lengths: tuple[int, ...] = ()
     """Measure how time and memory grow with the sequence length, at these lengths."""
     n_steps: tuple[int, ...] = ()
-    """Measure how time and memory grow with the number of integration steps, at these numbers; of euler and hamiltonian
-    unless --variants are given."""
+    """Measure how time and memory grow with the number of integration steps, at these numbers. The default --variants are then
+    euler and hamiltonian."""
     widths: tuple[int, ...] = ()
     """Measure how time and memory grow with the width of the model, at these multiples of 64: heads are 64 wide, and the
     feed-forward layer is four times as wide as the model."""
@@ -57,28 +57,28 @@ class Benchmark:
     new_tokens: int = 128
     """Number of tokens to decode, with --decode."""
     int8: bool = False
-    """Time our models with weight matrices rounded to 8 bits as well, with --decode on a CPU."""
+    """With --decode on a CPU, also time our models with weight matrices quantized to 8 bits."""
     rounds: int | None = None
-    """Number of rounds, each of which times every contender once; a warm-up round precedes them. Unless given, 10, or 3 in
-    each launch."""
+    """Number of rounds, each of which times every contender once, after a warm-up round. The default is 10, or 3 in each
+    launch."""
     launches: int | None = None
     """Repeat the timings in this many fresh processes, in alternating order, with threads bound to cores. The figures are then
-    medians over launches with an interval. Unless given, everything is timed in one process."""
+    medians over launches with an interval. By default everything is timed in one process."""
     until: float | None = None
     """Launch at least 5 processes, until the interval of every ratio is at most this wide, such as 0.01."""
     minutes: float | None = None
-    """Time limit for all launches; with --until it is 10 unless given. Measuring memory is not counted."""
+    """Time limit for all launches in minutes; with --until the default is 10. Measuring memory is not included."""
     training_only: bool = False
-    """Time forward + backward passes, and not forward passes alone."""
+    """Time only forward + backward passes, not forward passes alone."""
     compile: bool = False
-    """Compile all contenders with torch.compile, peers alike, and time the uncompiled baseline beside them. The time of
-    compilation is listed; memory is not measured."""
+    """Compile all contenders, including peers, with torch.compile, and time the uncompiled baseline in addition. The
+    compilation time is reported; memory is not measured."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast dtype for matrix products."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, cuda:1 ..."""
     threads: int | None = None
-    """Number of CPU threads; PyTorch's default unless given."""
+    """Number of CPU threads; PyTorch's default if not given."""
 
     def measure(self, on_message: OnMessage = lambda text: None) -> Result:
         """Runs the benchmark. `on_message` is called with a line of text whenever something new is being measured."""

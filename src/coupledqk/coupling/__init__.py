@@ -1,6 +1,6 @@
-"""Coupling for models of transformers that exist already: inserted, checked, saved and loaded.
+"""Adds coupling to existing models of transformers, verifies it, and saves and loads it.
 
-Importing this makes transformers and PEFT warn of, or refuse, what would lose a coupling.
+Importing this package makes transformers and PEFT warn about, or refuse, operations that would lose a coupling.
 """
 
 from .versions import require_transformers

@@ -1,4 +1,4 @@
-"""A coupling in files of its own, without the model: `coupling.safetensors` and `coupling.toml`."""
+"""Saves and loads a coupling without its model, as `coupling.safetensors` and `coupling.toml`."""
 
 from os import PathLike
 from pathlib import Path
@@ -19,7 +19,7 @@ WEIGHTS, SETTINGS = "coupling.safetensors", "coupling.toml"
 
 
 def save_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> None:
-    """Writes the coupling's parameters and settings, and nothing of the model, into `folder`."""
+    """Writes the coupling's parameters and settings, without the model, to `folder`."""
     import tomli_w
     from safetensors.torch import save_file
 
@@ -36,10 +36,10 @@ def save_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> None
 def load_coupling(
     model: "PreTrainedModel", folder: str | PathLike[str], *, verify: Verify = "auto", **hub_options: Any
 ) -> "PreTrainedModel":
-    """Couples `model` as the model was that `save_coupling` has written `folder` from, and returns it.
+    """Adds the coupling that `save_coupling` wrote to `folder` to `model`, and returns the model.
 
-    `folder` may be the id of a repository on the hub; `hub_options` are revision, cache_dir, token and the like. All is
-    checked before the model is touched.
+    `folder` may be the id of a repository on the hub; `hub_options` are options such as revision, cache_dir and token. All
+    files are checked before the model is changed.
     """
     settings, weights = (_find(folder, name, hub_options) for name in (SETTINGS, WEIGHTS))
     table = read_toml(settings)

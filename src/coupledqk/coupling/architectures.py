@@ -1,4 +1,4 @@
-"""Which attention modules of a model can be coupled, why the others cannot, and what shape their heads have."""
+"""Finds the attention modules of a model that can be coupled, the reasons why others cannot, and the shapes of their heads."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -41,15 +41,15 @@ _CROSS = re.compile(r"(encoder_attn|cross_?attn|cross_?attention|EncDecAttention
 
 
 def tower(model: "PreTrainedModel") -> "PreTrainedModel":
-    """The part whose attention is coupled: of a multimodal model, its text model; else the model itself."""
+    """The part of a model whose attention is coupled: the text model of a multimodal model, otherwise the model itself."""
     config = model.config
     return model.get_decoder() if config.get_text_config(decoder=True) is not config else model
 
 
 def attention_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """Every softmax attention module by name; an error unless all of them can be coupled.
+    """Every softmax attention module by name. Raises unless all of them can be coupled.
 
-    Layers of linear attention and state spaces have no scores to move queries and keys for; they are left as they are.
+    Linear-attention and state-space layers have no attention scores; they are not changed.
     """
     inside = {id(module) for module in tower(model).modules()}
     found: dict[str, nn.Module] = {

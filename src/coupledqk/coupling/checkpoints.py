@@ -1,4 +1,4 @@
-"""Whole coupled models in files: what `save_pretrained` writes, loaded with its coupling, and never silently without it."""
+"""Loads coupled models written by `save_pretrained` with their coupling, and warns if they are loaded without it."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MARK = "coupledqk"
-"""The entry of config.json that says that a model is coupled, and how."""
+"""The entry of config.json that contains the coupling of a coupled model."""
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
@@ -29,7 +29,7 @@ class LostCouplingWarning(UserWarning):
 
 
 def load_coupled(folder: str | PathLike[str], *, verify: Verify = "auto", **kwargs: Any) -> "PreTrainedModel":
-    """Loads what `save_pretrained` has written of a coupled model, with its coupling, from a folder or from the hub.
+    """Loads a coupled model that `save_pretrained` has written, with its coupling, from a folder or from the hub.
 
     `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, revision, ...
     """

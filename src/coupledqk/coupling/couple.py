@@ -1,7 +1,7 @@
-"""`couple`: coupled query-key dynamics for a model of transformers that exists already.
+"""`couple`: adds coupled query-key dynamics to an existing model of transformers.
 
-Each attention module gets a submodule `coupling`, our dynamics, between its projections (with normalisation, where it has
-one) and RoPE. It starts as the exact identity, so the model computes what it did until the coupling is trained.
+Each attention module gets a submodule `coupling`, our dynamics, between its projections (with their normalisation, if any) and
+RoPE. It starts as the exact identity, so the output of the model does not change until the coupling is trained.
 """
 
 import dataclasses
@@ -32,24 +32,24 @@ def couple(
 ) -> "PreTrainedModel":
     """Adds coupled dynamics to every attention module of `model`, in place, and returns it.
 
-    `variant` names the dynamics and `settings` change them: `couple(model, "hamiltonian", n_steps=1)`. The outputs stay the
-    same to the bit until the new parameters are trained. What was frozen stays frozen; the new parameters are not.
+    `variant` is the name of the dynamics, and `settings` change them: `couple(model, "hamiltonian", n_steps=1)`. The outputs
+    remain bit-identical until the new parameters are trained. Frozen parameters stay frozen; the new parameters are trainable.
 
-    With `verify="auto"` an attention class that is not among the tested ones is checked first (`coupledqk.coupling.verify`),
-    with "always" every class is, with "never" none. A model that fails is refused and left as it was.
+    With `verify="auto"`, attention classes other than the tested ones are checked first (`coupledqk.coupling.verify`); with
+    "always" all classes are checked, with "never" none. A model that fails the check is refused and not changed.
     """
     return couple_by(model, dynamics_of(variant, settings), verify)
 
 
 def couple_by(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify = "auto") -> "PreTrainedModel":
-    """As `couple`, by dynamics that start as the identity: with a gate, where they need one."""
+    """Like `couple`, with dynamics that start as the identity, by a gate if necessary."""
     check_materialized(model)
     attach_verified(model, build_couplings(model, dynamics), dynamics, verify)
     return model
 
 
 def uncouple(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Takes the coupling out again, with its parameters, and returns the model."""
+    """Removes the coupling and its parameters, and returns the model."""
     for module in require_coupled(model).values():
         change_class(module, module.uncoupled_class)
         del module.coupling, module.coupling_dynamics
@@ -59,7 +59,7 @@ def uncouple(model: "PreTrainedModel") -> "PreTrainedModel":
 def attach_verified(
     model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: DynamicsConfig, verify: Verify
 ) -> None:
-    """Attaches the couplings; if the self-check fails, the model is as it was."""
+    """Attaches the couplings. If the self-check fails, the model is restored."""
     attach(model, couplings, dynamics)
     try:
         verify_attached(model, dynamics, verify)
@@ -77,7 +77,7 @@ def verify_attached(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: 
 
 
 def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
-    """The dynamics of a variant, with a gate where they do not start as the identity by themselves."""
+    """The dynamics of a variant, with a gate if they do not start as the identity."""
     if variant not in VARIANTS:
         raise unknown("variant", variant, VARIANTS)
     attention = VARIANTS[variant]

@@ -3,8 +3,8 @@
     k ← k ⊙ exp(s(q)) + t(q)
     q ← q ⊙ exp(s(k)) + t(k)        with the new k
 
-Exactly invertible for any s and t; changes volume by exp(Σs). The networks' last layers start at 0, so the map starts as
-the exact identity; tanh bounds s, so no coordinate is scaled by more than e.
+The map is exactly invertible for any s and t and changes volume by exp(Σs). The last layers of the networks are initially 0, so
+that the map starts as the exact identity. tanh bounds s, so that no coordinate is scaled by more than e.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def affine_inverse(q: Tensor, k: Tensor, on_key: ScaleAndShift, on_query: ScaleA
 
 
 class ScaleShiftNet(nn.Module):
-    """x ↦ (s, t), both as wide as x: tanh and identity of the two halves of a d → d → 2d MLP."""
+    """The map x ↦ (s, t), both with the width of x: tanh and identity of the two halves of a d → d → 2d MLP's output."""
 
     def __init__(self, d: int, std: float) -> None:
         super().__init__()

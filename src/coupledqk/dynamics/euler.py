@@ -3,7 +3,8 @@
     q ← q + dt · k
     k ← k + dt · f(q)        both from the old q and k
 
-First order, n evaluations of f for n steps. Does not preserve volume; has no closed-form inverse.
+The method is of first order and needs n evaluations of f for n steps. It does not preserve volume and has no closed-form
+inverse.
 """
 
 from torch import Tensor

@@ -28,7 +28,7 @@ def evolve(
     inverse: bool = False,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Moves queries and keys together for `n_steps` steps of size `dt`; each token and head by itself.
+    """Integrates the coupled dynamics of queries and keys for `n_steps` steps of size `dt`, for each token and head separately.
 
     q is (B, T, H, d) and k (B, T, H_kv, d), or with layout="BHTD" (B, H, T, d) and (B, H_kv, T, d). With fewer key heads
     than query heads (grouped-query attention) each query drifts with its group's key, and the key is kicked by the mean
@@ -36,7 +36,7 @@ def evolve(
     `inverse=True` runs a method that has an inverse backwards. `impl` is "reference", "fused", "few_tokens", "triton" or
     "auto" (`implementations.py`): the same values, at different speeds.
 
-    q and k leave in the dtype they came in; the sums are taken in float32 at least.
+    q and k are returned in their own dtypes; sums are computed in float32 or higher precision.
     """
     _check(q, k, dt, n_steps, method, layout, inverse)
     return integrate(q, k, dt, force, n_steps, method, layout, inverse, impl)
@@ -78,7 +78,9 @@ def _integrate_readably(
     if grouped:
         q, k = group_heads(q, k, axis)
     if isinstance(dt, Tensor) and dt.ndim:
-        dt = dt.to(sum_dtype).view(-1, *[1] * (q.ndim - axis - 1))  # one per key head, against all axes behind it
+        dt = dt.to(sum_dtype).view(
+            -1, *[1] * (q.ndim - axis - 1)
+        )  # one per key head, broadcast over the following axes
     run = record.inverse if inverse else record.run
     assert run is not None
     q, k = run(q.to(sum_dtype), k.to(sum_dtype), dt, mean_force, n_steps)

@@ -1,6 +1,6 @@
-"""The moves of `fused.py` for a few tokens without gradients, as in decoding. The readable files are the truth.
+"""The moves of `fused.py` for few tokens without gradients, as in decoding. The method files are the reference.
 
-So few numbers are moved that the time goes into the calls of PyTorch: this takes as few as possible, on plain matrices.
+With so few tokens the overhead of PyTorch's calls dominates. This implementation makes as few as possible, on plain matrices.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from .methods import moves_of
 
 
 def obstacle_of(q: Tensor, k: Tensor, dt: Tensor | float) -> str | None:
-    """What keeps this implementation from being used."""
+    """Why this implementation cannot be used; None if it can."""
     if torch.is_grad_enabled():
         return "gradients enabled (use torch.no_grad() or torch.inference_mode())"
     if torch.compiler.is_compiling():

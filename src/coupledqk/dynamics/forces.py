@@ -1,4 +1,4 @@
-"""The force f(q) that moves keys: a function of one vector, shared by all tokens and by all heads of a layer."""
+"""The force f(q) that acts on keys: a function of one vector, shared by all tokens and all heads of a layer."""
 
 import math
 from collections.abc import Callable
@@ -78,7 +78,7 @@ class PotentialForce(nn.Module):
 
 
 class ZeroForce(nn.Module):
-    """f = 0: queries drift along their keys and nothing else happens."""
+    """f = 0: queries drift along their keys, and keys do not change."""
 
     matrices: ClassVar = 0
 

@@ -1,4 +1,4 @@
-"""The integrators with the MLP force as one operator, whose backward is written by hand. The readable files are the truth.
+"""The integrators with the MLP force as one operator with a hand-written backward pass. The method files are the reference.
 
 A method is a list of moves on q, on k, and on h, the hidden layer of the force summed over the G queries of a group:
 
@@ -6,15 +6,16 @@ A method is a list of moves on q, on k, and on h, the hidden layer of the force 
     kick      k ← k + dt/G · W₂ h        half kick: half of that
     drift     q ← q + dt · k
 
-Where every move can be undone (leapfrog, semi-implicit), only the outputs are saved, which attention keeps anyway: the backward
-pass undoes the moves one by one and so rebuilds what each of them read. Elsewhere (Euler; half precision, whose outputs are
+If every move can be undone (leapfrog, semi-implicit), only the outputs are saved, which attention saves anyway: the backward
+pass undoes the moves one by one and so reconstructs the input of each. Otherwise (Euler; half precision, whose outputs are
 rounded; many steps, over which rounding errors grow) the inputs are saved, and the backward pass replays the moves.
-RoPE is part of the operator, because attention keeps the rotated q and k: the backward pass rotates them back.
+RoPE is part of the operator, because attention saves the rotated q and k: the backward pass rotates them back.
 
-Why it is fast: q and k are laid out head by head. So dt folds into a W₂ for each head, and a kick is one matrix product that
-adds to k; the products for the gradient of W₂ give that of dt as well. W₂ acts after the sum over a group. Heads and
-tokens come in chunks small enough for a replay to stay in the processor's cache, which also bounds its memory; all
-chunks write to the same scratch memory, because fresh memory costs more than most of what is done with it.
+For speed, q and k are laid out head by head. dt can then be folded into a W₂ for each head, so that a kick is one matrix
+product that adds to k, and the products for the gradient of W₂ also give that of dt. W₂ acts after the sum over a group.
+Heads and tokens are processed in chunks that are small enough for a replay to stay in the processor's cache, which also
+limits memory. All chunks use the same scratch memory, because allocating new memory would cost more than most of the
+computation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,12 +31,12 @@ from .methods import moves_of
 from .operators import dtype_of_sums, set_backward
 
 SHARE = {"kick": 1.0, "half kick": 0.5}
-CHUNK = 1 << 18  # numbers of q in a chunk
+CHUNK = 1 << 18  # elements of q in a chunk
 MOST_STEPS_REBUILT = 8
 
 
 class Weights(NamedTuple):
-    """What the moves multiply with, in the precision of the sums."""
+    """The factors of the moves, in the dtype of the sums."""
 
     dt: Tensor  # (H_kv, 1, 1)
     w1: Tensor  # (H, d, d), H times the same
@@ -46,14 +47,14 @@ class Weights(NamedTuple):
 
 
 class Scratch:
-    """Memory for what a chunk computes on its way; the next chunk takes the same again, after `release`."""
+    """Scratch memory for the intermediate values of a chunk, which the next chunk reuses after `release`."""
 
     def __init__(self) -> None:
         self.blocks: list[Tensor] = []
         self.taken = 0
 
     def like(self, x: Tensor) -> Tensor:
-        """Uninitialised, of x's shape and side by side."""
+        """An uninitialised, contiguous tensor of x's shape."""
         if self.taken == len(self.blocks) or self.blocks[self.taken].numel() < x.numel():
             self.blocks[self.taken :] = [x.new_empty(x.numel())]
         self.taken += 1
@@ -175,16 +176,17 @@ def replay(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: T
 
 
 def rebuilds(q: Tensor, k: Tensor, n_steps: int, method: str) -> bool:
-    """Whether the backward pass starts from the outputs: they hold all bits of the sums, and every move can be undone.
+    """Whether the backward pass starts from the outputs, which must have the precision of the sums, with moves that can be
+    undone.
 
-    Outputs in half precision are rounded, and what is rebuilt from them would be less exact than the reference.
-    So would be many steps with a strong force: the error was up to 8 units of rounding after 8 steps, 30 after 16.
+    Outputs in half precision are rounded, and inputs reconstructed from them would be less accurate than the reference. The
+    same holds for many steps with a strong force: the error was up to 8 units of rounding after 8 steps, 30 after 16.
     """
     return q.dtype == k.dtype == dtype_of_sums(q, k) and rebuilds_steps(moves_of(method, n_steps), n_steps)
 
 
 def rebuilds_steps(moves: Sequence[str], n_steps: int) -> bool:
-    """The part of `rebuilds` that is decided by the steps: a kick can be undone if q has not drifted since its force."""
+    """The part of `rebuilds` that depends on the steps: a kick can be undone if q has not drifted since its force."""
     if n_steps > MOST_STEPS_REBUILT:
         return False
     last = ""
@@ -196,9 +198,9 @@ def rebuilds_steps(moves: Sequence[str], n_steps: int) -> bool:
 
 
 def rebuild(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor) -> Iterator[Read]:
-    """`replay` backwards, from the outcome of the moves: undoes one after the other and yields what it read.
+    """`replay` in reverse, from the result of the moves: undoes them one by one and yields the input of each.
 
-    Nothing is kept for longer than `undo` needs it, so the scratch memory does not grow with the number of steps.
+    Tensors are released as soon as they are no longer needed, so the scratch memory does not grow with the number of steps.
     """
     w1, kick = weights.w1.mT, weights.kick.mT
     a, slope = scratch.like(q), scratch.like(q)
@@ -230,7 +232,7 @@ def undo(
     new_q: Tensor,
     new_k: Tensor,
 ) -> None:
-    """Carries the gradients from the last of the moves to the first, into new_q and new_k, and adds to the sums."""
+    """Propagates the gradients from the last move to the first, into new_q and new_k, and adds to the sums."""
     grad_h, product = scratch.like(grad_k), scratch.like(grad_k)
     for move, x, slope in reads:
         if move == "force":
@@ -277,9 +279,9 @@ def empty_by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunks(q: Tensor, k: Tensor, *pairs: Tensor) -> Iterator[tuple[tuple[slice, slice], list[Tensor]]]:
-    """Parts of q, k and more such pairs, by head and in the precision of the sums, with their query and key heads.
+    """Chunks of q, k and further such pairs, by head and in the dtype of the sums, with their query and key heads.
 
-    A part is some key heads and all tokens, or one head and some tokens: a single piece of memory in this layout.
+    A chunk is some key heads and all tokens, or one head and some tokens, which is contiguous in this layout.
     """
     tensors = [by_head(x) for x in (q, k, *pairs)]
     key_heads, tokens, d = tensors[1].shape

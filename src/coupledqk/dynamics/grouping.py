@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def group_heads(q: Tensor, k: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Puts the queries of a group on an axis of their own behind the key heads: (…, H_kv, G, …) and (…, H_kv, 1, …)."""
+    """Gives the queries of a group their own axis after the key heads: (…, H_kv, G, …) and (…, H_kv, 1, …)."""
     return q.unflatten(axis, (k.shape[axis], -1)), k.unsqueeze(axis + 1)
 
 

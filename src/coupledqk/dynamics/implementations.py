@@ -1,4 +1,4 @@
-"""Which implementation moves q and k: the readable methods, or a fast one that gives the same values.
+"""Selects the implementation of the dynamics: the reference, or a fast one that gives the same values.
 
 reference    the method files: any method, any force, every transformation of PyTorch
 fused        one operator with a hand-written backward: methods that are a list of moves, with the MLP force (fused.py)
@@ -21,21 +21,21 @@ from .operators import dtype_of_sums
 
 IMPLEMENTATIONS = ("auto", "reference", "fused", "few_tokens", "triton")
 
-# With fewer numbers in q, in decoding for one, the fixed cost of the operator and its recomputation outweigh the gain.
+# With fewer elements in q, as in decoding, the overhead of the operator and its recomputation outweigh the gain.
 WORTH_FUSING = 1 << 18
 
 
 def choose(
     impl: str, q: Tensor, k: Tensor, dt: Tensor | float, force: Force, method: str, inverse: bool = False
 ) -> str:
-    """`impl` with "auto" resolved; never by the values of q."""
+    """`impl` with "auto" resolved, which does not depend on the values of q."""
     obstacle = obstacle_of(force, method, inverse)
     if impl == "auto":
         if obstacle:
             return "reference"
         if q.numel() < WORTH_FUSING:
             return "reference" if few_tokens.obstacle_of(q, k, dt) else "few_tokens"
-        # The compiler fuses the readable methods by itself, and need not recompute.
+        # torch.compile fuses the reference itself and does not need to recompute.
         return "fused" if q.device.type == "cpu" and not torch.compiler.is_compiling() else "reference"
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
@@ -47,7 +47,7 @@ def choose(
 
 
 def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
-    """What keeps all fast implementations from being used."""
+    """Why no fast implementation can be used; None if one can."""
     if not isinstance(force, MLPForce) or type(force).forward is not MLPForce.forward:
         return f"{getattr(force, '__name__', type(force).__name__)} as force (it needs an MLPForce)"
     if has_forward_hooks(force) or "forward" in vars(force):  # accelerate replaces it, to bring offloaded weights back

@@ -4,9 +4,9 @@
     q ← q + dt · k           drift
     k ← k + dt/2 · f(q)      kick
 
-Second order, n + 1 evaluations of f for n steps: a step's closing kick and the next one's opening kick share f(q).
-Each line is a shear, so volume is preserved for any f; the map is symplectic only if f is a gradient.
-Reversible: run with −dt it undoes itself.
+The method is of second order and needs n + 1 evaluations of f for n steps: the last kick of a step and the first kick of the
+next one share f(q). Each line is a shear, so volume is preserved for any f; the map is symplectic only if f is a gradient. The
+map is reversible: integrating with −dt inverts it.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What the package needs to know about a dynamics method; each method's file ends with its record."""
+"""The record of a dynamics method, with the properties that the package needs. Each method's file ends with its record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +16,22 @@ class Method:
     """One dynamics method. It has either `run` or `build`."""
 
     run: Run | None = None
-    """(q, k, dt, force, n_steps) -> (q, k), the readable definition; wrapped in the module `Dynamics`."""
+    """The reference definition (q, k, dt, force, n_steps) -> (q, k), which the module `Dynamics` wraps."""
     build: Callable[[DynamicsConfig, int, int], nn.Module] | None = None
-    """A module of its own from (config, width, number of key heads), with forward(q, k) -> (q, k)."""
+    """Function that builds a module with forward(q, k) -> (q, k) from (config, width, number of key heads)."""
     inverse: Run | None = None
-    """Undoes `run`."""
+    """The inverse of `run`; None if there is no closed form."""
     evaluations: Callable[[int], tuple[int, int]] | None = None
-    """Evaluations of the network for n steps: per query head and per key head of a token. Counted if not given."""
+    """Number of evaluations of the network for n steps, per query head and per key head of a token. If it is not given, the
+    operations are counted by PyTorch."""
     matrices: int | None = None
-    """Size of the network of a method with `build`, in d × d matrices; otherwise the force says."""
+    """Size of the network of a method with `build`, in d × d matrices; other methods use that of the force."""
     moves: Callable[[int], list[str]] | None = None
     """The n steps as a list of "force", "kick", "half kick" and "drift", which lets the fast implementations run them.
 
     Each force is followed by one kick, whole or half, and at most one drift, in either order; see `fused.py`.
     """
     moves_by_own_force: bool = False
-    """Each vector is moved by its own force; otherwise a key is moved by the mean force of the queries of its group."""
+    """Whether each vector is moved by its own force. Otherwise a key is moved by the mean force of its group's queries."""
     starts_as_identity: bool = False
-    """The map is exactly the identity at initialization, without a gate."""
+    """Whether the map is exactly the identity at initialization without a gate."""

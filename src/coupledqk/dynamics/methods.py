@@ -1,4 +1,4 @@
-"""Every dynamics method and every force by name: what the lines of `registry.py` point to."""
+"""The dynamics methods and forces by name: the records that the entries of `registry.py` refer to."""
 
 from .. import registry
 from ..errors import unknown

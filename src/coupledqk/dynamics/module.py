@@ -22,7 +22,7 @@ class Dynamics(nn.Module):
     """An integrator or a control, with a force shared by the heads and one step size dt = exp(τ) per key head."""
 
     impl: str = "auto"
-    """How forward computes, see implementations.py; it may change at any time."""
+    """Implementation that forward uses (implementations.py). It may be changed at any time."""
 
     def __init__(self, config: DynamicsConfig, width: int, n_kv_heads: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Dynamics(nn.Module):
             nn.init.zeros_(self.gate)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Refuses a tau whose dt = exp(tau) is not a step size but the trace of damage or divergence."""
+        """Raises for a tau whose dt = exp(tau) is too large for a step size, which indicates damage or divergence."""
         *_, errors = others
         tau = state_dict.get(f"{prefix}tau")
         if isinstance(tau, Tensor) and not tau.is_meta and not bool((tau <= math.log(LARGEST_STEP_SIZE)).all()):

@@ -21,7 +21,7 @@ Rebuilds = Callable[[Tensor, Tensor, int, str], bool]
 def set_backward(forward: Any, backward: Any, impl: str, rebuilds: Rebuilds = lambda *_: False) -> None:
     """Makes `backward` the gradient of `forward`(q, k, dt, w1, w2, *angles, n_steps, method).
 
-    What is saved of q and k are the outputs where the backward pass `rebuilds` the inputs from them, else the inputs.
+    The outputs are saved if the backward pass `rebuilds` q and k from them, otherwise the inputs.
     """
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

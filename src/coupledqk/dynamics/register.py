@@ -1,4 +1,4 @@
-"""Dynamics from outside the package."""
+"""Registers dynamics defined by users."""
 
 import inspect
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from .method import Method, Run
 from .methods import METHODS
 from .module import build_dynamics
 
-# A sample of grouped queries: (B, T, H_kv, G, d) and (B, T, H_kv, 1, d), as a method sees them.
+# A sample of grouped queries: (B, T, H_kv, G, d) and (B, T, H_kv, 1, d), as passed to a method.
 B, T, KEY_HEADS, GROUP, WIDTH = 2, 3, 2, 2, 8
 
 
 def register_dynamics(
     name: str, method: Run | Callable[[int, int], nn.Module] | Method, settings: tuple[str, ...] | None = None
 ) -> None:
-    """Makes a dynamics of your own available as `DynamicsConfig(method=name)`.
+    """Makes your own dynamics available as `DynamicsConfig(method=name)`.
 
     `method` is a function (q, k, dt, force, n_steps) -> (q, k) of tensors (..., d), which gets the force, the learned step
     sizes and every setting of the built-in methods; or a module class or factory (width, n_key_heads) -> module with
-    forward(q, k) -> (q, k), where q is (B, T, H, d) and k (B, T, H_kv, d). A `Method` record can say more: an inverse, the
-    moves for the fused implementation. `settings` names the settings of `DynamicsConfig` that a module reads.
+    forward(q, k) -> (q, k), where q is (B, T, H, d) and k (B, T, H_kv, d); or a `Method` record, which can also define an
+    inverse and the moves for the fused implementation. `settings` lists the settings of `DynamicsConfig` that a module uses.
 
-    It is tried on a small random example first: the result must have the shapes of q and k, and be finite.
+    The dynamics are first tested on a small random example: the result must be finite and have the shapes of q and k.
     """
     record = method if isinstance(method, Method) else _record(name, method)
     if settings is None:

@@ -1,11 +1,11 @@
 """Controls: the force and step size of the coupled dynamics, without the mutual coupling.
 
-    kick               k ← k + dt · f(q)        q stands still: one half of the coupling
+    kick               k ← k + dt · f(q)        q does not change: one half of the coupling
     query_residual     q ← q + dt · f(q)        no coupling; with one step of size 1 it is the paper's MLP-Only
     key_residual       k ← k + dt · f(k)        no coupling
     shared_mlp         both residuals, one f    no coupling
 
-n evaluations of f for n steps, 2n for shared_mlp; 1 for kick, whose f(q) never changes.
+They need n evaluations of f for n steps; shared_mlp needs 2n, and kick, whose f(q) is constant, needs one.
 """
 
 from torch import Tensor

@@ -1,9 +1,10 @@
-"""Semi-implicit (symplectic) Euler: Euler's cost with leapfrog's geometry.
+"""Semi-implicit (symplectic) Euler, which preserves volume like leapfrog at the cost of Euler.
 
     k ← k + dt · f(q)        kick
     q ← q + dt · k           drift, with the new k
 
-First order, n evaluations of f for n steps. Two shears, so volume is preserved for any f, and the inverse is exact.
+The method is of first order and needs n evaluations of f for n steps. Each line is a shear, so volume is preserved for any
+f, and the inverse is exact.
 """
 
 from torch import Tensor

@@ -1,8 +1,8 @@
 """The integrators with the MLP force as one Triton kernel each way, for NVIDIA GPUs. Opt-in: impl="triton".
 
-The kernels are in `_triton_kernels.py`; here they become an operator of PyTorch, which saves what `fused.py` saves and rotates
-before and after the kernels. Products are taken in the precision of q and k, everything else in float32. `compile_report`
-compiles the kernels ahead of time, without a GPU, and says what they need of one.
+The kernels are in `_triton_kernels.py`. This module wraps them in a PyTorch operator, which saves the same tensors as
+`fused.py` and applies RoPE outside the kernels. Products are computed in the precision of q and k, everything else in float32.
+`compile_report` compiles the kernels ahead of time, without a GPU, and reports their resource requirements.
 """
 
 import itertools

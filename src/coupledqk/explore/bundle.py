@@ -1,4 +1,4 @@
-"""What one or two runs do with a text, as plain JSON: the bundle, which is all that the page knows.
+"""The bundle: the attention of one or two runs on a text as plain JSON, which is the only data of the page.
 
 format, version     "coupledqk explorer", 2
 tokens              the text's tokens; bytes that are not UTF-8 by themselves are written \\xe2
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 VERSION = 2
 MOST_TOKENS = 512
 MOST_WEIGHTS = 30_000_000
-"""Of more weights than this, the maps between the first and the last step are left out; compressed, it is about 25 MB."""
+"""Maximum number of weights for which the maps of all steps are stored, about 25 MB compressed. With more weights, only
+the maps of the first and the last step are stored."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The live explorer: a typed text in, what the runs do with it out.
+"""The live explorer, which serves the attention of runs on texts that the user types.
 
 GET  /           the page
 POST /bundle     {"text": "..."} gives the bundle, or {"error": "..."}
@@ -15,7 +15,7 @@ from .bundle import Reader, make_bundle, make_effects
 from .page import render
 
 SECONDS_TO_WAIT = 60.0
-"""A request that has waited for others for this long is told that the server is busy."""
+"""Seconds after which a waiting request is answered with an error that the server is busy."""
 
 
 class Server(LocalServer):

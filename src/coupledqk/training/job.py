@@ -108,7 +108,7 @@ def _lost_contact(error: RuntimeError) -> CoupledQKError:
 
 
 def _once(error: CoupledQKError, number: int) -> BaseException:
-    """Raises the error on the first process that reports one, and exits silently on the others."""
+    """The exception to raise: the error on the first process that reports one, a silent exit on the others."""
     try:
         first = default_store().add(f"coupledqk/{number}/errors", 1) == 1
     except (RuntimeError, ValueError):  # there is no store, or the process that hosted it has exited
