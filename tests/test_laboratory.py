@@ -155,10 +155,12 @@ def test_a_dry_run_estimates_the_time_of_runs_unlike_any_finished_one(mine, caps
     main(["reproduce", str(mine), "--dry-run"])
     said = capsys.readouterr().out
     assert re.search(
-        r"4 of 4 runs to do, one after another about \d+ s on this machine, by a few training steps\.", said
+        r"4 of 4 runs to do, about \d+ s one after another on this machine, by a few training steps\.", said
     )
     main(["reproduce", "ablation", "--scale", "paper", "--dry-run"])
-    assert re.search(r"about \d+\.\d days on one RTX 2080 Ti, by the paper's throughput", capsys.readouterr().out)
+    assert re.search(
+        r"about \d+\.\d days one after another on one RTX 2080 Ti, by the paper's throughput", capsys.readouterr().out
+    )
 
 
 def test_what_measures_shows_its_command_and_what_it_waits_for(tmp_path, capsys):

@@ -106,7 +106,10 @@ def build_couplings(
     for name, module in modules.items():
         coupling = build_dynamics(dynamics, *head_shape(module))
         record(coupling, dynamics)
-        couplings[name] = coupling.to(_device(module, model), _dtype(model)).train(module.training)
+        # inside from_pretrained everything is built on the meta device, where it gets its values later
+        is_meta = any(p.is_meta for p in coupling.parameters())
+        device = torch.device("meta") if is_meta else _device(module, model)
+        couplings[name] = coupling.to(device, _dtype(model)).train(module.training)
     return couplings
 
 
