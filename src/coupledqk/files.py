@@ -238,7 +238,7 @@ def _flush(path: Path) -> None:
 
 @contextmanager
 def file_errors(path: PathLike, verb: Literal["read", "write", "remove"]) -> Iterator[None]:
-    """Turns what the operating system says about a file into a FileError that says what to do."""
+    """Converts errors of the operating system into a FileError with advice."""
     if not _is_name(os.fspath(path)):
         raise FileError(f"cannot {verb} {os.fspath(path)!r}: no file can have this name; choose another one")
     try:
@@ -273,7 +273,7 @@ _ADVICE = {
 
 
 def explained(error: OSError, path: PathLike, verb: str = "use") -> FileError:
-    """What the operating system says about a file, as an error that says what to do."""
+    """An error of the operating system as a FileError with advice."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_space(path)
     if error.errno in (errno.EACCES, errno.EPERM):

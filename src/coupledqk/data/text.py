@@ -98,7 +98,7 @@ def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
 
 
 def _place_to_cut(text: str) -> int:
-    """Where the text can be cut without changing a token: 0 if nowhere, unless it is so long that it has to be cut."""
+    """The position at which the text is cut, without changing a token if possible; 0 if it cannot and need not be cut."""
     start = max(0, len(text) - _TAIL)
     if words := _LAST_WORD.match(text, start):
         return words.end()

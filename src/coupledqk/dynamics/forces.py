@@ -17,7 +17,7 @@ class MLPForce(nn.Module):
     """f(q) = W₂ silu(W₁ q), the paper's coupling network: d → d → d without biases."""
 
     matrices: ClassVar = 2
-    """Size of the weights as they are multiplied with, in d × d matrices."""
+    """Size of the weights in matrix products, in d × d matrices."""
 
     def __init__(self, d: int, std: float = 0.02) -> None:
         super().__init__()
@@ -35,7 +35,8 @@ class MLPForce(nn.Module):
 
 
 class LinearForce(nn.Module):
-    """f(q) = W q. The whole map is then linear and folds into W_q and W_k: the same functions as standard attention."""
+    """f(q) = W q. The map is linear and can be folded into W_q and W_k, so it represents the functions of standard
+    attention."""
 
     matrices: ClassVar = 1
 

@@ -79,7 +79,7 @@ def fused_dynamics(
     """q is (B, T, H, d), k (B, T, H_kv, d), dt (H_kv,), all with any strides; cos and sin are those of a `Rope`, if any."""
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
-        # token by token: attention lays its output out as it finds q, and the output projection reads tokens
+        # laid out token by token: attention uses the layout of q for its output, and the output projection reads tokens
         new = q.new_empty(q.shape, dtype=weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
         scratch = Scratch()
         for heads, tensors in chunks(q, k, *new):
@@ -118,7 +118,7 @@ def fused_dynamics_backward(
     n_steps: int,
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q and k are what the forward pass saved: its outputs if the moves can be undone, else its inputs."""
+    """q and k are the tensors saved by the forward pass: its outputs if the moves can be undone, otherwise its inputs."""
     with torch.autocast(q.device.type, enabled=False):
         weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
         rebuilding = rebuilds(q, k, n_steps, method)
@@ -144,7 +144,7 @@ def fused_dynamics_backward(
 
 
 class Read(NamedTuple):
-    """A move and what it read: a force q, a drift k, a kick h."""
+    """A move and its input: q for a force, k for a drift, h for a kick."""
 
     move: str
     x: Tensor

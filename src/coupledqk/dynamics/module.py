@@ -69,7 +69,7 @@ class Dynamics(nn.Module):
 def evolve_and_rotate(
     dynamics: nn.Module, q: Tensor, k: Tensor, rope: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 ) -> tuple[Tensor, Tensor]:
-    """The dynamics and then RoPE; by one operator where that saves memory."""
+    """Applies the dynamics and then RoPE, as one operator if that saves memory."""
     if rope is None:
         return dynamics(q, k)
     if not isinstance(rope, Rope) or has_forward_hooks(dynamics) or not keeps_only_outputs(dynamics, q, k):
@@ -80,7 +80,7 @@ def evolve_and_rotate(
 
 
 def keeps_only_outputs(dynamics: nn.Module, q: Tensor, k: Tensor | None = None) -> TypeGuard[Dynamics]:
-    """Whether nothing but the evolved q and k is kept for the backward pass; x may stand for the q and k projected from it."""
+    """Whether only the evolved q and k are saved for the backward pass; x may be passed in place of the projected q and k."""
     if not isinstance(dynamics, Dynamics) or not torch.is_grad_enabled() or torch.is_autocast_enabled(q.device.type):
         return False
     k, config = q if k is None else k, dynamics.config
@@ -89,13 +89,13 @@ def keeps_only_outputs(dynamics: nn.Module, q: Tensor, k: Tensor | None = None) 
 
 
 def set_impl(model: nn.Module, impl: str) -> None:
-    """Chooses the implementation of all dynamics inside a model."""
+    """Sets the implementation of all dynamics inside a model."""
     for module in model.modules():
         if isinstance(module, Dynamics):
             module.impl = impl
 
 
 def build_dynamics(config: DynamicsConfig, width: int, n_kv_heads: int) -> nn.Module:
-    """The module for (sub-)heads of that width."""
+    """The dynamics module for (sub-)heads of this width."""
     build = METHODS[config.method].build or Dynamics
     return build(config, width, n_kv_heads)

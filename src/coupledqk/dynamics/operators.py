@@ -1,4 +1,4 @@
-"""What the implementations share."""
+"""Functions that several implementations share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from ..errors import CoupledQKError
 
 
 def dtype_of_sums(q: Tensor, k: Tensor) -> torch.dtype:
-    """Float32 at least: a kick of 0.1% is below half a unit in the last place of bfloat16, and would be lost."""
+    """The dtype of sums, at least float32: a kick of 0.1% is below half a unit in the last place of bfloat16."""
     return torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
 
 

@@ -121,14 +121,15 @@ class Sharded(Several):
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """What is compiled and sharded piece by piece: the members of the model's outermost module lists."""
+    """The modules that are compiled and sharded separately: the members of the model's outermost module lists."""
     if isinstance(model, nn.ModuleList):
         return list(model)
     return [layer for child in model.children() for layer in layers(child)]
 
 
 def compile_layers(model: nn.Module, compiled: bool) -> None:
-    """One by one, before they are wrapped: communication between layers would break a graph of the whole model."""
+    """Compiles layers one by one before they are wrapped: communication between layers would break a graph of the whole
+    model."""
     for layer in layers(model) if compiled else ():
         layer.compile()
 
