@@ -1,4 +1,4 @@
-"""Dynamics of your own as a plugin: semi-implicit Euler with friction.
+"""Your own dynamics as a plugin: semi-implicit Euler with friction.
 
 coupledqk train --plugin examples/damped.py --variant damped
 coupledqk compare --plugin examples/damped.py --variants damped --corpus my-texts/

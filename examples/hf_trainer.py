@@ -1,4 +1,4 @@
-"""Coupling in a Llama, trained with the Trainer of transformers; then the coupling is saved by itself and put back.
+"""Coupling in a Llama, trained with the Trainer of transformers; then the coupling is saved without the model and loaded again.
 
 python examples/hf_trainer.py [--steps 60]          needs: pip install 'coupledqk[hf]'
 """

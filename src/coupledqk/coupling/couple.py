@@ -97,7 +97,8 @@ def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
 def build_couplings(
     model: "PreTrainedModel", dynamics: DynamicsConfig, names: list[str] | None = None
 ) -> dict[str, nn.Module]:
-    """A coupling for each attention module, or for those named, like it in dtype and device; not attached yet."""
+    """A coupling for each attention module, or for those given by name, in its dtype and on its device. They are not
+    attached."""
     check_model(model)
     modules = attention_modules(model) if names is None else {name: model.get_submodule(name) for name in names}
     if any(map(is_coupled, modules.values())):
@@ -106,7 +107,7 @@ def build_couplings(
     for name, module in modules.items():
         coupling = build_dynamics(dynamics, *head_shape(module))
         record(coupling, dynamics)
-        # inside from_pretrained everything is built on the meta device, where it gets its values later
+        # inside from_pretrained modules are built on the meta device and get their values later
         is_meta = any(p.is_meta for p in coupling.parameters())
         device = torch.device("meta") if is_meta else _device(module, model)
         couplings[name] = coupling.to(device, _dtype(model)).train(module.training)
@@ -121,12 +122,12 @@ def attach(model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: 
 
 
 def coupled_modules(model: nn.Module) -> dict[str, Any]:
-    """The coupled attention modules by name; none in a model that is not coupled."""
+    """The coupled attention modules by name; empty for a model that is not coupled."""
     return {name: module for name, module in model.named_modules() if is_coupled(module)}
 
 
 def require_coupled(model: "PreTrainedModel") -> dict[str, Any]:
-    """As `coupled_modules`; an error if there are none."""
+    """Like `coupled_modules`, but raises if there are none."""
     check_model(model)
     found = coupled_modules(model)
     if not found:
@@ -139,7 +140,7 @@ def is_coupled(module: nn.Module) -> bool:
 
 
 def check_materialized(model: "PreTrainedModel") -> None:
-    """Offloaded weights are on the meta device between uses, and have a hook that brings them back."""
+    """Offloaded weights are on the meta device between uses, and have a hook that loads them."""
     check_model(model)
     hooked = {id(p) for m in model.modules() if hasattr(m, "_hf_hook") for p in m.parameters()}
     if any(p.is_meta and id(p) not in hooked for p in model.parameters()):
@@ -159,7 +160,7 @@ def check_model(model: Any) -> None:
 
 
 def change_class(module: Any, kind: type[nn.Module]) -> None:
-    """Also where accelerate has put the bound `forward` of the old class behind a hook of its own."""
+    """Changes the class of a module, also if accelerate has wrapped the bound `forward` of the old class in a hook."""
     old = type(module).forward
     module.__class__ = kind
     for name, value in list(vars(module).items()):
@@ -168,13 +169,13 @@ def change_class(module: Any, kind: type[nn.Module]) -> None:
 
 
 def _device(module: nn.Module, model: "PreTrainedModel") -> torch.device:
-    """Where the module computes, which for offloaded weights is not where they are kept; quantized ones may be hidden."""
+    """The device on which the module computes, which differs from that of offloaded weights."""
     hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
     devices = [device for hook in hooks if (device := getattr(hook, "execution_device", None)) is not None]
     return torch.device(devices[0]) if devices else next((p.device for p in module.parameters()), model.device)
 
 
 def _dtype(model: "PreTrainedModel") -> torch.dtype:
-    """That of the model's activations; quantized weights have another."""
+    """The dtype of the model's activations, which differs from that of quantized weights."""
     usual = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     return next((dtype for dtype in (model.dtype, *(p.dtype for p in model.parameters())) if dtype in usual), usual[0])

@@ -1,4 +1,4 @@
-"""The one line that couples an attention module of transformers, inserted into the source of its `forward`.
+"""Inserts the line that couples an attention module of transformers into the source of its `forward`.
 
 A module projects (and normalises) queries and keys, rotates them (RoPE), updates the cache, and calls an attention function.
 The coupling belongs before the rotation, and its keys belong into the cache. So a coupled module is an instance of a subclass
@@ -29,11 +29,12 @@ ROTATION = re.compile("rot|rope")
 
 
 class InsertionError(Exception):
-    """The source of an attention class has no place where the line is known to be right; the message says why."""
+    """The source of an attention class has no position at which the line is known to be correct; the message gives the
+    reason."""
 
 
 class CoupledModule:
-    """What a coupled attention module has in addition to its own class."""
+    """Methods that a coupled attention module has in addition to those of its own class."""
 
     uncoupled_class: type[nn.Module]
     heads_first: bool
@@ -48,7 +49,7 @@ class CoupledModule:
         return q.transpose(1, 2), k.transpose(1, 2)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles name the class of transformers, since the subclass has no importable name."""
+        """Copies and pickles refer to the class of transformers, since the subclass has no importable name."""
         return _new, (self.uncoupled_class,), self.__getstate__()
 
 
@@ -59,7 +60,7 @@ def _new(kind: type[nn.Module]) -> Any:
 
 @functools.cache
 def coupled_class(kind: type[nn.Module]) -> type[Any]:
-    """The subclass with the inserted line; raises `InsertionError` where there is no place for it."""
+    """The subclass with the inserted line. Raises `InsertionError` if there is no suitable position."""
     function = _parse(kind)
     site = find_site(function)
     site.block.insert(site.index, _statement(site))
@@ -76,7 +77,7 @@ def coupled_class(kind: type[nn.Module]) -> type[Any]:
 
 @dataclass
 class Site:
-    """Where the line goes: before `block[index]`."""
+    """The position of the line: before `block[index]`."""
 
     query: str
     key: str
@@ -199,7 +200,7 @@ def _parse(kind: type[nn.Module]) -> ast.FunctionDef:
 
 
 def _compile(function: ast.FunctionDef, original: Any) -> Any:
-    """In the module that the class was defined in, so that it calls what the original calls."""
+    """Executes the code in the module that defines the class, so that names resolve as in the original."""
     namespace: dict[str, Any] = {}
     code = compile(ast.Module([function], []), inspect.getsourcefile(original) or "<coupled>", "exec")
     exec(code, original.__globals__, namespace)

@@ -50,7 +50,7 @@ def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_other_adapters(model: Any, weights: dict[str, Tensor]) -> None:
-    """A coupling outside of `modules_to_save` is the model's, whatever adapter is active: all adapters must have the same."""
+    """A coupling outside `modules_to_save` belongs to the model and is shared by all adapters, which must agree on it."""
     if len(getattr(model, "peft_config", ())) < 2:
         return
     own = model.state_dict()
@@ -89,7 +89,7 @@ def _plain(name: str) -> str:
 
 
 def guard_peft() -> None:
-    """Guards PEFT's loading: now, or as soon as PEFT is imported, which takes seconds and is not done here."""
+    """Guards PEFT's loading now or, if PEFT is not imported yet, when it is imported."""
     guard_load_adapter()
     if _MODULE in sys.modules:
         _guard(sys.modules[_MODULE])

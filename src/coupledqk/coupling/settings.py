@@ -1,4 +1,5 @@
-"""The settings of a coupling in files: a table in config.json and coupling.toml, and a tensor beside the coupling's weights.
+"""Stores the settings of a coupling: as a table in config.json and coupling.toml, and as a tensor beside the coupling's
+weights.
 
 The tensor goes wherever the weights go, PEFT's adapters included, so that weights are never loaded into other dynamics.
 """
@@ -24,7 +25,7 @@ def to_table(dynamics: DynamicsConfig) -> dict[str, Any]:
 
 
 def from_table(table: Any, where: str) -> DynamicsConfig:
-    """Strict; `where` is the file, for the error."""
+    """Decodes the settings of a coupling strictly. Errors mention the file `where`."""
     number = table.get("format") if isinstance(table, Mapping) else None
     if type(number) is not int or number < 1 or "dynamics" not in table:
         raise CoupledQKError(f"{where} does not hold the settings of a coupling: give what save_coupling has written")
@@ -37,7 +38,7 @@ def from_table(table: Any, where: str) -> DynamicsConfig:
 
 
 def record(coupling: nn.Module, dynamics: DynamicsConfig) -> None:
-    """Adds the tensor of settings to a coupling, which from then on refuses to load weights of other dynamics."""
+    """Adds the tensor of settings to a coupling, which then refuses to load weights of other dynamics."""
     data = json.dumps(to_table(dynamics)).encode()
     coupling.register_buffer(BUFFER, torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
     coupling.register_load_state_dict_pre_hook(_check_recorded)
@@ -54,7 +55,7 @@ def recorded(tensor: Tensor, where: str) -> DynamicsConfig:
 
 
 def check_same(saved: DynamicsConfig, dynamics: DynamicsConfig, what: str) -> None:
-    """Raises with the first setting that differs."""
+    """Raises if settings differ, and names the first one."""
     for field in dataclasses.fields(DynamicsConfig):
         theirs, ours = getattr(saved, field.name), getattr(dynamics, field.name)
         if theirs != ours:

@@ -1,4 +1,4 @@
-"""A small model with the configuration of a large one, and inputs for it: what the self-check of `couple` runs on."""
+"""Builds a small model from the configuration of a large one, and inputs for it, for the self-check of `couple`."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ def small_config(config: Any, widths: dict[str, int]) -> Any:
 
 @torch.no_grad()
 def randomize(module: nn.Module) -> None:
-    """Random weights, of norms and biases too: with norms of 1, a norm on the wrong side of a rotation would go unnoticed."""
+    """Randomises all weights, norms and biases included: norms of 1 would hide a norm on the wrong side of a rotation."""
     for parameter in module.parameters():
         if parameter.is_floating_point():
             noise = torch.randn_like(parameter)

@@ -1,4 +1,4 @@
-"""The self-check of `couple`: whether the coupling does to an unknown architecture what it does to the tested ones.
+"""The self-check of `couple`: verifies that the coupling works in an unknown architecture as in the tested ones.
 
 A small model of the same configuration gets random weights and a coupling. Properties of the third group are first measured on
 the uncoupled small model; the coupled one must keep those that it has.
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 Inputs = dict[str, Tensor]
 
 TOLERANCE = 1e-3
-"""Of differences relative to the largest output: rounding gives 1e-6 in float32, a wrong mechanism at least 1e-2."""
+"""Tolerance of differences relative to the largest output: rounding gives 1e-6 in float32, an error at least 1e-2."""
 PADDING, SHIFT = 4, 19
 
 
 class CheckError(Exception):
-    """Names the check that a coupled model did not pass."""
+    """A coupled model failed a check, which the message names."""
 
 
 def needs_check(modules: Iterable[nn.Module], verify: str) -> bool:
@@ -69,7 +69,7 @@ def check_architecture(model: "PreTrainedModel", dynamics: DynamicsConfig) -> No
 
 
 def check_layer(model: "PreTrainedModel") -> None:
-    """Raises unless the first coupled module of the model passes; its parameters are left as they were."""
+    """Raises unless the first coupled module of the model passes. Its parameters are not changed."""
     name, module = next(iter(coupled_modules(model).items()))
     with torch.random.fork_rng(devices=[]), _evaluating(model):
         try:
@@ -184,11 +184,11 @@ PROPERTIES: dict[str, Callable[[Any, Inputs], tuple[Tensor, Tensor]]] = {
     "left padding": left_padding,
     "relative positions": relative_positions,
 }
-"""Two outputs each, which are equal in a model that has the property."""
+"""Checks by name. Each returns two outputs, which are equal in a model with the property."""
 
 
 def _has(measure: Callable[[Any, Inputs], tuple[Tensor, Tensor]], model: Any, inputs: Inputs) -> bool:
-    """A model that cannot be run that way does not have the property: an encoder does not decode."""
+    """Whether a model has a property. A model that cannot be run that way does not: for example, an encoder cannot decode."""
     try:
         one, other = measure(model, inputs)
     except Exception:
@@ -204,7 +204,7 @@ def _has_cache(model: Any, inputs: Inputs) -> bool:
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """Relative to the largest value; infinite where an output is not finite."""
+    """The largest difference relative to the largest value; infinite if an output is not finite."""
     error = ((one - other).abs().max() / other.abs().max()).item()
     return error if error == error else float("inf")
 
@@ -224,7 +224,7 @@ class _ReachedError(Exception):
 
 
 def _arguments_of(module: nn.Module, model: Any) -> tuple[tuple, dict[str, Any]]:
-    """What the model passes to the module in a forward pass, which ends there."""
+    """The arguments that the model passes to the module in a forward pass, which is stopped there."""
     found: list[Any] = []
 
     def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

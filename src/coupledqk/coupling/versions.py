@@ -27,7 +27,7 @@ def require_transformers() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and remarks, for commands that say what matters themselves."""
+    """Silences transformers' progress bars and log messages, for commands that report progress themselves."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Hugging Face: our models there, and coupling for theirs.
+"""Hugging Face: our models in transformers, and coupling for models of transformers.
 
 Importing this registers our models with the Auto classes of transformers.
 """

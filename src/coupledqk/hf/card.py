@@ -1,4 +1,4 @@
-"""The README of an export: what the model is, how good it is and by which definition, and how to use it."""
+"""The model card of an export: description, results with their definitions, and usage."""
 
 from pathlib import Path
 from string import Template

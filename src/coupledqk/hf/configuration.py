@@ -1,4 +1,4 @@
-"""Our ModelConfig as transformers' kind of configuration: flat, and written to config.json."""
+"""Our ModelConfig as a configuration of transformers, which is flat and written to config.json."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from ..schema import from_dict, to_dict
 from ..variants import variant
 
 FORMAT_VERSION = 1
-"""Grows with any change of config.json that an older version of this package would misread."""
+"""Format version of config.json. It increases with any change that an older version of this package would misread."""
 
 
 @strict
 class CoupledQKConfig(PreTrainedConfig):
-    """The settings of `ModelConfig`; `attention` may be a variant's name, and is written out in full."""
+    """The settings of `ModelConfig`. `attention` may be the name of a variant and is stored in full."""
 
     model_type = "coupledqk"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (transformers' own form)
@@ -54,12 +54,12 @@ class CoupledQKConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of the heads that scoring sees, which are half as wide under differential attention."""
+        """Width of the heads in scoring, which is half the usual width for differential attention."""
         return head_width(self.d_model, self.n_heads, self.to_model_config().attention)
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads in the cache, of `head_dim` each."""
+        """Number of heads in the cache, each of width `head_dim`."""
         return self.d_model // self.head_dim // self.to_model_config().attention.group_size
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Between our official flavour of differential attention and transformers' DiffLlama: the same function, other names.
+"""Converts between our official flavour of differential attention and transformers' DiffLlama, which differ only in names.
 
     ours                          DiffLlama
     embed                         model.embed_tokens (and the tied lm_head)
@@ -39,7 +39,7 @@ OF_A_LAYER = {
 
 
 def weight_map(n_layers: int) -> dict[str, list[str]]:
-    """The name of each of our tensors to those of theirs that are its rows."""
+    """The names of DiffLlama's tensors that are the rows of each of our tensors, by our name."""
     names = {"embed.weight": ["model.embed_tokens.weight"], "norm.weight": ["model.norm.weight"]}
     for layer in range(n_layers):
         for ours, theirs in OF_A_LAYER.items():

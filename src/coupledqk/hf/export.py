@@ -1,4 +1,4 @@
-"""Runs to folders of transformers' form, and back.
+"""Exports runs as folders in the format of transformers, and imports them.
 
 An export holds what `save_pretrained` writes (config.json, model.safetensors, tokenizer.json ...), a model card README.md,
 and coupledqk.json: the run's configuration, facts and results, and the checksum of the weights they belong to.
@@ -40,7 +40,7 @@ _RECORD_SHAPE = {
 
 
 def to_transformers(model: TransformerLM, **settings: Any) -> CoupledQKForCausalLM:
-    """The same model for transformers, with weights of its own; settings are those of a transformers configuration."""
+    """The same model for transformers, with a copy of the weights. `settings` are those of a transformers configuration."""
     theirs = CoupledQKForCausalLM(CoupledQKConfig.from_model_config(model.config, **settings))
     nn.Module.to(theirs, next(model.parameters()).dtype)
     theirs.model.load_state_dict(model.state_dict())
@@ -48,7 +48,7 @@ def to_transformers(model: TransformerLM, **settings: Any) -> CoupledQKForCausal
 
 
 def from_transformers(model: PreTrainedModel) -> TransformerLM:
-    """Ours again, from one of our models in transformers' form or from a DiffLlama."""
+    """Our model from one of our models in transformers or from a DiffLlama."""
     if isinstance(model, DiffLlamaForCausalLM):
         return from_diffllama(model)
     if not isinstance(model, CoupledQKForCausalLM):
@@ -64,14 +64,14 @@ def from_transformers(model: PreTrainedModel) -> TransformerLM:
 
 
 def export_run(run: Run, folder: Path) -> None:
-    """Writes a finished run's best model, whole or not at all."""
+    """Writes the best model of a finished run, atomically."""
     seq_len = run.config.train.seq_len
-    text_of(run.config)  # refuses a run without text
+    text_of(run.config)  # raises for a run without text
     if not run.result:
         raise CoupledQKError(f"{run.path} is not finished: train it first with `coupledqk train --resume {run.path}`")
     if folder.exists():
         raise CoupledQKError(f"{folder} exists already: choose another folder, or remove it first")
-    run.metrics()  # refuses a damaged log
+    run.metrics()  # raises for a damaged log
     model, tokenizer = run.model(device="cpu"), run.tokenizer()
     end = tokenizer.end_of_text
     with atomic_path(folder) as temporary:
@@ -133,7 +133,7 @@ def import_run(folder: Path, path: Path) -> Run:
             write_atomic(temporary / "metrics.jsonl", record["metrics"])
             run.write_json("result.json", record["result"])
         else:
-            # no corpus has this hash, so training cannot go on from weights that come without a story
+            # no corpus has this hash, so training cannot be resumed from weights of unknown origin
             unknown = {"corpus": f"unknown, imported from {folder.name}", "hash": None}
             info = run_info(path.name, run.config, model, unknown)
             run.write_json("info.json", {**info, "starts": [origin()]})
@@ -154,7 +154,7 @@ def load_exported(folder: Path) -> TransformerLM:
             f"{folder} holds a model of type {kind!r}: expected {' or '.join(kinds)}; to models of other types "
             "coupledqk.couple adds dynamics where they are"
         )
-    AutoConfig.from_pretrained(folder)  # refuses a newer format before any weight is read
+    AutoConfig.from_pretrained(folder)  # raises for a newer format before any weight is read
     try:
         model, found = kinds[kind].from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on the model of a folder: an export of ours, a coupled model, or any other of transformers."""
+"""Runs lm-evaluation-harness on the model in a folder: one of our exports, a coupled model, or any model of transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNLIMITED = 10**9
-"""transformers writes lengths above this for tokenizers that know of no limit."""
+"""transformers uses lengths above this for tokenizers without a limit."""
 
 
 def run_harness(
@@ -73,7 +73,7 @@ def load_for_harness(folder: Path) -> "PreTrainedModel":
 
 
 def find_tasks(tasks: Sequence[str], include: Path | None) -> Any:
-    """The harness's index of tasks; its thousands of own ones are only read if `include` does not describe all."""
+    """The harness's index of tasks. Its thousands of built-in tasks are read only if `include` does not define all tasks."""
     from lm_eval.tasks import TaskManager
 
     if not tasks:

@@ -1,7 +1,7 @@
-"""Our models as transformers' models.
+"""Our models as models of transformers.
 
-The modules are ours, under our names, so that weights pass between the two by a prefix. What transformers adds comes from
-outside: its caches, its masks (which already say everything, causality included), its heads and its losses.
+The modules are ours, with our names, so that weights are converted by a prefix. Caches, masks (which include causality), heads
+and losses are those of transformers.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ from .configuration import CoupledQKConfig
 
 
 class LayerCache(KVCache):
-    """One layer of a transformers cache, as our Attention sees it."""
+    """One layer of a transformers cache with the interface that our Attention expects."""
 
     def __init__(self, cache: Cache, layer: int) -> None:
         self.cache, self.layer = cache, layer
@@ -162,7 +162,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class CoupledQKModel(CoupledQKPreTrainedModel):
-    """The transformer without a head."""
+    """The transformer without a language-modelling head."""
 
     def __init__(self, config: CoupledQKConfig) -> None:
         super().__init__(config)
@@ -247,7 +247,7 @@ def _layer_cache(cache: Cache | None, layer: int, kwargs: dict[str, Any]) -> KVC
 
 
 class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
-    """With the language-modelling head, which is the embedding."""
+    """The transformer with a language-modelling head, which is tied to the embedding."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
 
@@ -270,7 +270,7 @@ class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits, and with `labels` (the input ids themselves; −100 does not count) the mean loss of the next tokens."""
+        """Logits, and with `labels` (the input ids themselves; −100 is ignored) the mean loss of the next tokens."""
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -295,21 +295,21 @@ class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
 
 
 class CoupledQKForSequenceClassification(GenericForSequenceClassification, CoupledQKPreTrainedModel):
-    """With a linear head on the last token that is not padding, whichever side the padding is on."""
+    """The transformer with a linear head on the last token that is not padding, for padding on either side."""
 
 
 class CoupledQKForTokenClassification(GenericForTokenClassification, CoupledQKPreTrainedModel):
-    """With a linear head on every token."""
+    """The transformer with a linear head on every token."""
 
 
 class CoupledQKForQuestionAnswering(GenericForQuestionAnswering, CoupledQKPreTrainedModel):
-    """With a linear head that scores every token as the start and as the end of the answer."""
+    """The transformer with a linear head that scores every token as the start and as the end of the answer."""
 
     base_model_prefix = "model"
 
 
 def register() -> None:
-    """Makes the Auto classes know our models."""
+    """Registers our models with the Auto classes."""
     AutoConfig.register("coupledqk", CoupledQKConfig)
     AutoModel.register(CoupledQKConfig, CoupledQKModel)
     AutoModelForCausalLM.register(CoupledQKConfig, CoupledQKForCausalLM)

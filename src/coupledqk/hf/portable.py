@@ -1,7 +1,7 @@
-"""Exports that carry their code: `from_pretrained(folder, trust_remote_code=True)` works where coupledqk is not installed.
+"""Exports that include their code: `from_pretrained(folder, trust_remote_code=True)` works without coupledqk installed.
 
-transformers loads single files from a model's folder. So one file, generated from this package, holds the source of the modules
-that the model needs, verbatim, and imports them as a package under a name that is made of their checksum.
+transformers loads single files from a model's folder. Therefore one file, generated from this package, contains the source of
+all modules that the model needs and imports them as a package whose name contains their checksum.
 """
 
 import ast
@@ -75,7 +75,7 @@ class CoupledQKForCausalLM(modeling.CoupledQKForCausalLM):
 
 
 def add_code(folder: Path) -> None:
-    """Writes the code into an exported folder, and tells config.json of it."""
+    """Writes the code to an exported folder and refers to it in config.json."""
     (folder / FILE).write_text(code())
     path = folder / "config.json"
     module = Path(FILE).stem

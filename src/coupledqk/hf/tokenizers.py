@@ -1,4 +1,4 @@
-"""Our tokenizers as transformers' fast tokenizers, and back: the same text, the same ids."""
+"""Converts our tokenizers to fast tokenizers of transformers and back, with the same ids for the same text."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def to_fast(tokenizer: Tokenizer, max_length: int) -> "PreTrainedTokenizerFast":
-    """End-of-text begins, ends and pads. As with ours, no text contains it: its characters are encoded like any others."""
+    """The fast tokenizer. End-of-text is its start, end and padding token; as in ours, no text encodes to it."""
     from tokenizers import AddedToken, decoders
     from tokenizers import Tokenizer as Library
     from transformers import PreTrainedTokenizerFast
@@ -71,7 +71,7 @@ def _merges(tokens: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def from_fast(fast: "PreTrainedTokenizerBase") -> Tokenizer:
-    """The tokenizer of ours that `to_fast` would make into this one."""
+    """Our tokenizer that corresponds to a fast tokenizer written by `to_fast`."""
     library = getattr(fast, "backend_tokenizer", None)
     vocabulary = fast.get_vocab()
     if library is None or vocabulary.get(END_OF_TEXT) != len(vocabulary) - 1:
