@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coupledqk.cli import COMMANDS, main
+from coupledqk.cli import COMMANDS, main, overview
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import parse_flags, to_toml
@@ -260,3 +260,15 @@ except SystemExit:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "params" in done.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_list_of_commands_fits_the_terminal_and_breaks_no_word(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coupledqk.cli.line_width", lambda: columns)
+    monkeypatch.setattr("coupledqk.terminal.line_width", lambda: columns)
+    text = overview()
+    assert max(map(len, text.splitlines())) <= columns
+    for command in COMMANDS.values():
+        assert (command.__doc__ or "").splitlines()[0] in " ".join(text.split())

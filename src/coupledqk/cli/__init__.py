@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from .. import __version__
 from ..errors import CoupledQKError, unknown
 from ..files import explained
 from ..plugins import load_plugin
-from ..terminal import wrapped
+from ..terminal import line_width, wrapped
 from .plugin import WithPlugin
 from .settings import WithSettings
 
@@ -84,17 +85,16 @@ def run(arguments: list[str]) -> None:
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "Coupled query-key dynamics for attention: the layer, the models and the laboratory.",
-            "",
-            "usage: coupledqk COMMAND ...        coupledqk COMMAND --help tells more",
-            "",
-            *lines,
-        ]
-    )
+    """Every command with its summary, broken at spaces to fit the terminal."""
+    names, columns = max(map(len, COMMANDS)), line_width() or 10_000
+    head = "Coupled query-key dynamics for attention: the layer, the models and the laboratory."
+    usage = "usage: coupledqk COMMAND ...        coupledqk COMMAND --help tells more"
+    fill = textwrap.TextWrapper(
+        columns, subsequent_indent=" " * (names + 4), break_long_words=False, break_on_hyphens=False
+    ).fill
+    abouts = {name: (command.__doc__ or "").splitlines()[0] for name, command in COMMANDS.items()}
+    lines = [fill(f"  {name:<{names}}  {about}") for name, about in abouts.items()]
+    return "\n".join([wrapped(head), "", wrapped(usage), "", *lines])
 
 
 def fail(message: str) -> None:
