@@ -165,7 +165,7 @@ def load_exported(folder: Path) -> TransformerLM:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Empty where `coupledqk export` wrote nothing."""
+    """The record that `coupledqk export` wrote; empty if there is none."""
     path, advice = folder / RECORD, "export the run again, or remove the file"
     if not path.is_file():
         return {}
@@ -192,6 +192,6 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _plain_config(model: TransformerLM, tokenizer: Tokenizer) -> RunConfig:
-    """For a model that comes without the story of its training."""
+    """The configuration of a model whose training is unknown."""
     train = TrainConfig(seq_len=min(model.config.n_positions, TrainConfig.seq_len))
     return RunConfig(model=model.config, task=LMConfig(tokenizer=tokenizer.name), train=train)
