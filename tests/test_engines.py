@@ -328,7 +328,7 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--gpus-per-run 2", nothing, "engine 'local' has no such option; add --engine ray or slurm"),
         ("--engine slurm --time soon", nothing, "--time soon: expected minutes"),
         ("--engine ray --cpus-per-run 0", nothing, "--cpus-per-run 0: expected at least 1"),
-        ("--engine ray --jobs 0", nothing, "--jobs 0: expected at least 1"),
+        ("--engine ray --jobs 0", nothing, "--jobs 0: expected 1 to 10,000"),
     ],
 )
 def test_mistakes_are_one_line(
