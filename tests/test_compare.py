@@ -265,7 +265,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
         (["--corpus", "nowhere.txt"], "there is no file or folder nowhere.txt"),
         (["--corpus", "short.txt"], "short.txt is too small to compare on: it has less than 128,000 characters"),
         (["--corpus", "modules.txt", "--seeds", "3"], "--seeds 3: expected at least two"),
-        (["--corpus", "modules.txt", "--jobs", "0"], "--jobs 0: expected at least 1"),
+        (["--corpus", "modules.txt", "--jobs", "0"], "--jobs 0: expected 1 to 10,000"),
     ],
 )
 def test_mistakes_are_said_in_one_line(

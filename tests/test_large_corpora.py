@@ -292,7 +292,7 @@ def test_verifying_what_is_not_there_says_what_to_do(config, capsys):
     assert "is not tokenized with bytes yet: run `coupledqk data prepare` first" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["data", "prepare", "--corpus", config.corpus, "--jobs", "0"])
-    assert "--jobs 0: expected at least 1" in capsys.readouterr().err
+    assert "--jobs 0: expected 1 to 10,000" in capsys.readouterr().err
 
 
 def test_what_reads_back_differently_is_refused(config, monkeypatch):
