@@ -58,7 +58,10 @@ PARTS = (
     ),
     Part("couple", 1.5, ("benchmarks/couple.py", "--rounds", "5")),
     Part("distributed", 2, ("benchmarks/distributed.py", "speed", "--save", "{save}")),
-    Part("engines", 2, ("benchmarks/engines.py",)),
+    Part(
+        "engines", 3,
+        ("benchmarks/engines.py", "--runs", "4", "--steps", "400", "--rounds", "3", "--save", "{save}"),
+    ),
     Part(
         "peers", 3.5,
         (*BENCH, "--variants", "standard", "--peers", "x-transformers", "nanogpt", "--training-only", *LAUNCHES,
