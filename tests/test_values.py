@@ -26,7 +26,7 @@ def test_both_shares_start_at_one_half():
 
 
 def test_without_the_first_values_a_later_layer_says_what_to_do():
-    with pytest.raises(CoupledQKError, match=r"make one FirstValues\(\) for each forward pass"):
+    with pytest.raises(CoupledQKError, match=r"create one FirstValues\(\) for each forward pass"):
         layers()[1](double_randn(1, 3, 64))
     with pytest.raises(CoupledQKError, match="layer 0 first"):
         layers()[1](double_randn(1, 3, 64), first_values=FirstValues())
