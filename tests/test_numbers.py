@@ -1,6 +1,7 @@
 """Absurd numbers: settings are refused before memory is spent, and what overflows is seen. NaN in, NaN out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from coupledqk import evolve
 from coupledqk.cli import main
 from coupledqk.config import RunConfig
 from coupledqk.errors import CoupledQKError, DivergedError
+from coupledqk.measure import PERPLEXITY
 from coupledqk.model import TransformerLM
 from coupledqk.recipes import recipe
 from coupledqk.tasks.models import new_model
@@ -109,3 +111,8 @@ def test_nan_in_nan_out(variant: str) -> None:
     states = model.hidden(torch.tensor([[1, 2, 3, 4], [1, 2, 4, 4]]))
     assert states[0, 2:].isnan().all()
     assert states[1].isfinite().all(), "other sequences are not concerned"
+
+
+def test_a_measure_of_absurd_precision_is_refused_when_its_file_is_read() -> None:
+    with pytest.raises(CoupledQKError, match="decimals=4000000000: expected at most 15"):
+        replace(PERPLEXITY, decimals=4_000_000_000)

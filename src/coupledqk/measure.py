@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from .schema import require_range
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -27,6 +29,9 @@ class Measure:
     """The unit of the training loss."""
     companions: tuple["Measure", ...] = ()
     """Other measures that are shown beside this one."""
+
+    def __post_init__(self) -> None:
+        require_range(self, 0, 15, "decimals")
 
     def show(self, value: float | None) -> str:
         """Formats a value with `decimals` decimals, and with at least four digits if it is 1 or more."""
