@@ -1,6 +1,7 @@
 """Text to ids and back: GPT-2's ids exactly, any text without loss, and no way to type an end-of-text."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +158,10 @@ def test_another_vocabulary_is_not_taken_for_gpt2s(monkeypatch):
     gpt2.cache_clear()
     with pytest.raises(CoupledQKError, match="does not contain GPT-2's vocabulary"):
         gpt2()
+
+
+def test_a_definition_that_makes_the_library_panic_is_damaged() -> None:
+    trained = json.loads(train_bpe("bpe:300", ["".join(f"{n} squared is {n * n}.\n" for n in range(200))]).to_json())
+    trained["definition"]["model"]["continuing_subword_prefix"] = "x" * 300
+    with pytest.raises(CoupledQKError, match="the definition of tokenizer bpe:300 is damaged"):
+        from_json(json.dumps(trained))

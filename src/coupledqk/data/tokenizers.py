@@ -187,7 +187,9 @@ def _bpe(name: str, definition: dict[str, Any] | None) -> Tokenizer:
         library = Library.from_str(json.dumps(definition))
         vocabulary = library.get_vocab()
         tokens = [_token_bytes(token) for token in sorted(vocabulary, key=vocabulary.__getitem__)]
-    except Exception as error:  # the library has no exception class of its own
+    except BaseException as error:  # the library has no exception class of its own, and its panics are not an Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CoupledQKError(f"the definition of tokenizer {name} is damaged: {str(error).splitlines()[0]}") from None
 
     def encode_batch(texts: Sequence[str]) -> list[NDArray[Any]]:
