@@ -1,4 +1,4 @@
-"""Outcomes of one experiment with different seeds become one, as if all seeds had been trained together."""
+"""Merging outcomes gives what training all of their runs together gives."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +51,22 @@ def test_merged_seeds_say_what_seeds_trained_together_say(files: dict[str, Path]
     assert merged.verdicts[0].evidence.n == (3, 3)
 
 
+def test_another_experiment_contributes_the_rows_in_common(files: dict[str, Path]):
+    one, two = read(files["one"]), read(files["two"])
+    names = {"standard": "ours", "hamiltonian": "theirs"}
+    other = replace(
+        two,
+        experiment="another",
+        rows=tuple(replace(row, label=names[row.label]) for row in two.rows),
+        cells=tuple(replace(cell, label=names[cell.label]) for cell in two.cells),
+        verdicts=(),
+    )
+    assert without_costs(merge([one, other])) == without_costs(read(files["all"]))
+    unrelated = tuple(replace(cell, settings={**cell.settings, "train.lr": 1.0}) for cell in other.cells)
+    with pytest.raises(CoupledQKError, match="another-mini has no row in common with mine-mini"):
+        merge([one, replace(other, cells=unrelated)])
+
+
 def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, Path], tmp_path: Path, capsys):
     parts = [str(files["one"]), str(files["two"])]
     main(["report", *parts, "--merge", str(tmp_path / "both.json"), "-o", str(tmp_path / "both.html")])
@@ -61,13 +77,13 @@ def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, P
     assert "exists and is not one of the files to merge" in capsys.readouterr().err
 
 
-def test_what_is_not_one_experiment_is_refused(files: dict[str, Path]):
+def test_what_cannot_be_compared_is_refused(files: dict[str, Path]):
     one, two = read(files["one"]), read(files["two"])
     with pytest.raises(CoupledQKError, match="seed 0, is finished in two outcomes"):
         merge([one, one])
-    with pytest.raises(CoupledQKError, match="cannot be merged: name files of one experiment"):
-        merge([one, replace(two, experiment="another")])
-    with pytest.raises(CoupledQKError, match="differ in seed"):
+    with pytest.raises(CoupledQKError, match="cannot be merged: they need the same scale and metric"):
+        merge([one, replace(two, scale="paper")])
+    with pytest.raises(CoupledQKError, match=r"differ in the base configuration \(seed\)"):
         merge([one, replace(two, config={**two.config, "seed": 99})])
     corpora = dict.fromkeys(two.origin.corpora, "0" * 64)
     with pytest.raises(CoupledQKError, match="different texts"):

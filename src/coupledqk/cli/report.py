@@ -27,7 +27,8 @@ class Report(WithPlugin):
     figures: Path | None = None
     """Folder to which the curves are also written, as SVG and PDF."""
     merge: Path | None = None
-    """File to write the merged outcome to: merges outcome files of one experiment with different seeds and reports on it."""
+    """File to write the merged outcome to. Merges outcome files of one experiment with different seeds, and rows in common with
+    other experiments, and reports on the result."""
 
     def run(self) -> None:
         paths = self.paths

@@ -1,8 +1,10 @@
-"""Merges outcomes of one experiment whose seeds were trained at different times or on different machines. Torch-free.
+"""Merges outcomes whose runs were trained at different times or on different machines. Torch-free.
 
-The outcome files contain everything required; the run folders are not needed.
+The outcome files contain everything required; the run folders are not needed. Outcomes of other experiments contribute the rows
+that they have in common with the first outcome.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from .verdicts import judge_all
 def merge_files(paths: Sequence[Path], out: Path) -> None:
     """Merges outcome files and writes the result to `out`. It overwrites an existing file only if it is one of the inputs."""
     if len(paths) < 2:
-        raise CoupledQKError("merging requires at least two outcome files of one experiment")
+        raise CoupledQKError("merging requires at least two outcome files")
     if out.exists() and out.resolve() not in [path.resolve() for path in paths]:
         raise CoupledQKError(f"{out} exists and is not one of the files to merge: choose another name")
     write(merge([read(path) for path in paths]), out)
@@ -30,6 +32,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
     first = outcomes[0]
     for other in outcomes[1:]:
         _check(first, other)
+    outcomes = [first, *(_as_part_of(first, other) for other in outcomes[1:])]
     labels = dict.fromkeys(row.label for outcome in outcomes for row in outcome.rows)
     rows = tuple(
         _row([row for outcome in outcomes for row in outcome.rows if row.label == label], label) for label in labels
@@ -48,12 +51,13 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _check(first: Outcome, other: Outcome) -> None:
-    if other.name != first.name:
+    if (other.scale, other.metric.key) != (first.scale, first.metric.key):
         raise CoupledQKError(
-            f"outcomes of {first.name} and {other.name} cannot be merged: name files of one experiment"
+            f"{first.name} ({first.metric.name}) and {other.name} ({other.metric.name}) cannot be merged: they need the same "
+            "scale and metric"
         )
     for outcome in (first, other):
-        if outcome.answer or outcome.ladders or outcome.shifts:
+        if outcome.name == first.name and (outcome.answer or outcome.ladders or outcome.shifts):
             raise CoupledQKError(
                 f"{outcome.name} has more results than rows and claims, which cannot be merged: train the seeds in one folder "
                 "with `coupledqk reproduce --seeds`"
@@ -61,11 +65,32 @@ def _check(first: Outcome, other: Outcome) -> None:
     differing = [key for key in first.config if key != "runtime" and first.config[key] != other.config.get(key)]
     if differing:
         raise CoupledQKError(
-            f"the outcomes of {first.name} differ in {', '.join(differing)}: they are not one experiment"
+            f"{first.name} and {other.name} differ in the base configuration ({', '.join(differing)}): their runs cannot be "
+            "compared"
         )
     for corpus in first.origin.corpora.keys() & other.origin.corpora.keys():
         if first.origin.corpora[corpus] != other.origin.corpora[corpus]:
-            raise CoupledQKError(f"the outcomes of {first.name} were trained on different texts named {corpus}")
+            raise CoupledQKError(f"{first.name} and {other.name} were trained on different texts named {corpus}")
+
+
+def _as_part_of(first: Outcome, other: Outcome) -> Outcome:
+    """The rows of another experiment that have the settings of a row of the first outcome, with its labels."""
+    if other.name == first.name:
+        return other
+    labels = {_settings(cell): cell.label for cell in first.cells}
+    found = {cell.label: labels[_settings(cell)] for cell in other.cells if _settings(cell) in labels}
+    if not found:
+        raise CoupledQKError(f"{other.name} has no row in common with {first.name}: leave it out")
+    return replace(
+        other,
+        rows=tuple(replace(row, label=found[row.label]) for row in other.rows if row.label in found),
+        cells=tuple(replace(cell, label=found[cell.label]) for cell in other.cells if cell.label in found),
+    )
+
+
+def _settings(cell: CellRecord) -> str:
+    """What defines the row of a cell: its settings without the seed, as text."""
+    return json.dumps({key: value for key, value in cell.settings.items() if key != "seed"}, sort_keys=True)
 
 
 def _cells(outcomes: Sequence[Outcome]) -> tuple[CellRecord, ...]:
