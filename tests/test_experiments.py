@@ -128,7 +128,8 @@ def test_grids_expand_as_the_paper_says():
     ]
     assert times == pytest.approx([0.3] * 9, abs=1e-4)
     corpora = make_plan(load("corpus"), "mini").cells
-    assert {cell.config.task.max_tokens for cell in corpora} == {4_096_000}  # pyright: ignore[reportAttributeAccessIssue]
+    assert {cell.config.task.max_tokens for cell in corpora} == {1_690_000}  # pyright: ignore[reportAttributeAccessIssue]
+    assert {cell.config.task.tokenizer for cell in corpora} == {"bpe:1024@openwebtext"}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", ["convergence-60m", "tokens-to-reach"])

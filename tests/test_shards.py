@@ -58,6 +58,15 @@ def test_a_split_is_its_documents_each_with_an_end_of_text(config, tokenizer):
     assert isinstance(corpus.train, np.memmap)
 
 
+def test_a_tokenizer_can_be_trained_on_another_corpus(config, tmp_path):
+    (tmp_path / "other.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(300)))
+    other = DataConfig(corpus=str(tmp_path / "other.txt"), tokenizer="bpe:300", max_tokens=50)
+    common = prepare_quietly(replace(config, tokenizer=f"bpe:300@{other.corpus}", max_tokens=100))
+    assert common.tokenizer.to_json() == prepare_quietly(other).tokenizer.to_json()
+    assert common.tokenizer.to_json() != prepare_quietly(replace(config, tokenizer="bpe:300")).tokenizer.to_json()
+    assert common.tokenizer.decode(common.valid[:-1]).startswith(DOCUMENTS[0])
+
+
 @ALL_TOKENIZERS
 def test_a_split_reports_its_size_and_a_hash_of_its_text(config, tokenizer):
     corpus = prepare_quietly(replace(config, tokenizer=tokenizer))

@@ -140,7 +140,7 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
         check_ids(np.array([5, wrong]), 257)
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "bpe", "bpe:many", "bpe:200", "bpe:257"])
+@pytest.mark.parametrize("name", ["gpt-2", "bpe", "bpe:many", "bpe:200", "bpe:257", "bpe:300@", "gpt2@wikitext-2"])
 def test_names_that_mean_nothing_are_refused(name):
     with pytest.raises(CoupledQKError, match=name):
         from_name(name)

@@ -152,7 +152,8 @@ class DataConfig:
     corpus: str = "python-stdlib"
     """The name of a corpus, or the path of a local file or folder."""
     tokenizer: str = "gpt2"
-    """The tokenizer: gpt2, bytes, or bpe:N for a byte-level BPE with N tokens trained on the corpus itself."""
+    """The tokenizer: gpt2, bytes, bpe:N for a byte-level BPE with N tokens trained on the corpus itself, or bpe:N@CORPUS for
+    one trained on another corpus."""
     data_dir: str | None = None
     """Folder of a local copy of a named corpus. It is not part of the run's identity."""
     max_tokens: int | None = None
@@ -300,9 +301,12 @@ def tokenizer_size(name: str) -> int:
     sizes = {"gpt2": 50_257, "bytes": 257}
     if name in sizes:
         return sizes[name]
-    kind, _, size = name.partition(":")
-    if kind != "bpe" or not size.isdecimal():
-        raise CoupledQKError(f"unknown tokenizer {name!r}: choose gpt2, bytes, or bpe:N with the number of tokens N")
+    bpe, at, corpus = name.partition("@")
+    kind, _, size = bpe.partition(":")
+    if kind != "bpe" or not size.isdecimal() or (at and not corpus):
+        raise CoupledQKError(
+            f"unknown tokenizer {name!r}: choose gpt2, bytes, or bpe:N or bpe:N@CORPUS with the number of tokens N"
+        )
     require(len(size) < 9 and int(size) <= SIZE, "tokenizer", name[:40], f"at most {SIZE:,} tokens")
     require(int(size) > 257, "tokenizer", name, "more than 257 tokens: every byte and the end of text have one already")
     return int(size)

@@ -29,7 +29,8 @@ class Data:
     corpus: str = "python-stdlib"
     """Corpus: python-stdlib, wikitext-2, wikitext-103, openwebtext, pubmed, or a local file or folder."""
     tokenizer: str = "bpe:2048"
-    """Tokenizer: gpt2, bytes, or bpe:N for a byte-level BPE with N tokens trained on the corpus itself."""
+    """Tokenizer: gpt2, bytes, bpe:N for a byte-level BPE with N tokens trained on the corpus itself, or bpe:N@CORPUS for one
+    trained on another corpus."""
     data_dir: Path | None = None
     """Folder with a local copy of a named corpus. By default the corpus is loaded from the Hugging Face hub."""
     encoding_errors: Literal["strict", "replace"] = "strict"

@@ -94,7 +94,7 @@ def prepare(
     processes, by default the number of cores; the result does not depend on it. Tokenizing resumes after an interruption.
     """
     corpus = open_corpus(config)
-    tokenizer = tokenizer or from_name(config.tokenizer)
+    tokenizer = tokenizer or _tokenizer(config, jobs)
     folder = _folder(corpus, tokenizer, config)
     parts = Parts(folder.with_name(f"{folder.name}.parts"))
     found = cached(
@@ -115,7 +115,7 @@ def verify(config: DataConfig) -> int:
     Damaged tokens raise a DamagedError and are created again the next time they are needed.
     """
     corpus = open_corpus(config)
-    folder = _folder(corpus, from_name(config.tokenizer), config)
+    folder = _folder(corpus, _tokenizer(config), config)
     if not folder.exists():
         raise CoupledQKError(
             f"corpus {corpus.name} is not tokenized with {config.tokenizer} yet: run `coupledqk data prepare` first"
@@ -133,6 +133,15 @@ def verify(config: DataConfig) -> int:
             f"the cached tokens in {folder} are damaged ({damage}): `coupledqk data prepare` creates them again"
         ) from None
     return size
+
+
+def _tokenizer(config: DataConfig, jobs: int | None = None) -> Tokenizer | None:
+    """The tokenizer in the settings; None for bpe:N, which is trained when the corpus is tokenized."""
+    name, _, other = config.tokenizer.partition("@")
+    if not other:
+        return from_name(name)
+    whole = replace(config, corpus=other, tokenizer=name, max_tokens=None, max_valid_tokens=None)
+    return prepare(whole, jobs=jobs).tokenizer
 
 
 def _folder(corpus: Corpus, tokenizer: Tokenizer | None, config: DataConfig) -> Path:

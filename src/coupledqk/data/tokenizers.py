@@ -2,10 +2,10 @@
 
     gpt2      GPT-2's byte-pair encoding with 50,257 tokens, as in the paper
     bytes     256 bytes and end-of-text; requires no library
-    bpe:N     a byte-pair encoding with N tokens, trained on the corpus
+    bpe:N     a byte-pair encoding with N tokens, trained on the corpus, or with bpe:N@CORPUS on another one
 
-In all three, every token represents a byte string, so any text can be encoded, and decoding concatenates bytes. The last token
-is end-of-text. No text encodes to it: the characters <|endoftext|> are encoded like any others.
+In all of them, every token represents a byte string, so any text can be encoded, and decoding concatenates bytes. The last
+token is end-of-text. No text encodes to it: the characters <|endoftext|> are encoded like any others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check_ids(ids: object, vocab_size: int) -> None:
 
 
 def from_name(name: str) -> Tokenizer | None:
-    """The tokenizer with this name; None for bpe:N, which has to be trained first."""
+    """The tokenizer with this name; None for a BPE, which has to be trained first."""
     if name == "gpt2":
         return gpt2()
     if name == "bytes":
