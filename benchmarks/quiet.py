@@ -57,6 +57,7 @@ PARTS = (
          "--rounds", "2", "--minutes", "8", "--save", "{save}"),
     ),
     Part("couple", 1.5, ("benchmarks/couple.py", "--rounds", "5")),
+    Part("bound", 1.5, ("benchmarks/bound.py", "--save", "{save}")),
     Part("distributed", 2, ("benchmarks/distributed.py", "speed", "--save", "{save}")),
     Part(
         "engines", 3,
