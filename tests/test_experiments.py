@@ -69,7 +69,8 @@ def test_every_experiment_says_what_it_would_train(name, scale, tmp_path, monkey
     assert f"{len(with_needed(plan.cells))} runs to do" in shown
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in ("smoke", "recipe-search")])
+# the standard library is too small a text for the paper's models
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("smoke", "recipe-search", "source-code")])
 def test_every_experiment_about_attention_has_both_scales(name):
     experiment = load(name)
     assert set(experiment.scales or experiment.commands) == {"mini", "paper"}
