@@ -240,7 +240,9 @@ def test_no_speed_for_a_fused_backward_that_is_slightly_wrong(
 def test_no_speed_for_a_wrong_loss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     right = check.plain_loss
     monkeypatch.setattr(check, "plain_loss", lambda *arguments: 1.0001 * right(*arguments))
-    assert "standard fails its numerics check: the loss is off by" in refusal(capsys, "--variants", "standard")
+    assert "standard fails its numerics check: the relative error of the loss is" in refusal(
+        capsys, "--variants", "standard"
+    )
 
 
 def test_no_speed_for_decoding_that_strays_from_the_model(
@@ -251,7 +253,7 @@ def test_no_speed_for_decoding_that_strays_from_the_model(
     append = KVCache.append
     monkeypatch.setattr(KVCache, "append", lambda self, k, v: append(self, k.flip(1), v.flip(1)))
     said = refusal(capsys, "--decode", "--variants", "standard", "--new-tokens", "8")
-    assert "standard fails its numerics check: with the cache its logits are off by" in said
+    assert "standard fails its numerics check: with the cache, its logits differ by" in said
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -287,9 +289,9 @@ def test_int8_copies_are_decoded_beside_the_models(capsys: pytest.CaptureFixture
         (["--lengths", "8", "--decode"], "--depths and --decode are separate measurements: give one of them"),
         (["--launches", "0"], "launches=0: expected at least 1"),
         (["--until", "0"], "until=0.0: expected a number above 0"),
-        (["--minutes", "3"], "--minutes limits the launches: give --launches or --until as well"),
-        (["--compile", "--decode"], "--compile is measured in training passes: leave out --decode"),
-        (["--int8"], "--int8 is for decoding: give --decode as well"),
+        (["--minutes", "3"], "--minutes limits the time of the launches: give --launches or --until as well"),
+        (["--compile", "--decode"], "--compile does not support decoding: leave out --decode"),
+        (["--int8"], "--int8 applies to decoding only: give --decode as well"),
         (["--widths", "100"], "widths=100: expected multiples of 64"),
         (["--depths", "0"], "depths=0: expected at least 1"),
         (["--rounds", "0"], "rounds=0: expected at least 1"),

@@ -97,13 +97,13 @@ def altered(data: dict[str, Any], place: tuple[str | int, ...], value: object) -
         (("rows", 1, "training", "tokens_per_second"), 99.0, "tokens_per_second does not follow"),
         (("rows", 1, "training", "by_launch"), [0.9, 0.9], "the interval over launches does not follow"),
         (("rows", 1, "training", "over_launches"), None, "the interval over launches does not follow"),
-        (("rows", 1, "training", "seconds"), [4.0, 4.0, 4.0], "3 timings, where 2 launch"),
+        (("rows", 1, "training", "seconds"), [4.0, 4.0, 4.0], "3 timings, expected 2 launch"),
         (("rows", 0, "training", "seconds"), [3.0, 3.0, 3.0, -3.0], "a duration is not above 0"),
         (("rows", 1, "relative_memory"), 0.5, "relative_memory does not follow from peak_mb"),
         (("rows", 1, "memory", "peak_mb"), 0.0, "peak_mb is not above 0"),
-        (("rows", 1, "seq_len"), 5, "has no row of its baseline 'standard' beside it"),
+        (("rows", 1, "seq_len"), 5, "there is no row of the baseline 'standard' to compare"),
         (("rows",), [], "it has no rows"),
-        (("baseline",), "llama", "has no row of its baseline 'llama' beside it"),
+        (("baseline",), "llama", "there is no row of the baseline 'llama' to compare"),
         (("about", "date"), "yesterday", "about.date is 'yesterday', not a date"),
         (("about", "rounds"), "2", "is damaged: about.rounds='2': expected int"),
         (("about", "speed"), 1, "is damaged: unknown key 'about.speed'"),
@@ -153,7 +153,7 @@ def test_growth_that_is_not_straight_has_a_wide_interval() -> None:
 
 def test_two_points_have_no_slope_and_a_table_has_no_growth() -> None:
     assert slopes(sweep("widths", {64: 1.0, 128: 2.0}, "d_model")) == []
-    with pytest.raises(CoupledQKError, match="a throughput result has no growth"):
+    with pytest.raises(CoupledQKError, match="a throughput result is not a sweep"):
         slopes(result())
 
 

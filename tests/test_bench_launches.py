@@ -102,11 +102,13 @@ def test_what_the_time_limit_prevented_is_one_line() -> None:
     found = {"euler": Interval(0.95, 0.94, 0.96, 0.9), "llama": Interval(0.9, 0.85, 0.93, 0.9)}
     (said,) = shortfalls(found, 12, Repetition(until=0.01, minutes=10))
     assert said.startswith(
-        "--until 0.01 was not reached in --minutes 10 (12 launches): the interval of llama is 0.850–0.930;"
+        "--until 0.01 was not reached within --minutes 10 (12 launches): the interval of llama is 0.850–0.930;"
     )
     assert shortfalls(found, 12, Repetition(until=0.1)) == []
     assert "10 (4 launches)" in shortfalls(found, 4, Repetition(until=0.1))[0]  # too few to trust the interval
-    assert shortfalls(found, 3, Repetition(launches=5, minutes=2)) == ["3 of 5 launches fitted into --minutes 2"]
+    assert shortfalls(found, 3, Repetition(launches=5, minutes=2)) == [
+        "only 3 of 5 launches were made within --minutes 2"
+    ]
     assert shortfalls(found, 5, Repetition(launches=5, minutes=2)) == []
 
 
@@ -131,7 +133,7 @@ def test_a_busy_machine_is_called_busy() -> None:
     assert loaded is not None
     assert reasons(others) == ["other processes used 0.8 of 2 cores"]
     assert reasons(stolen) == ["5.0% of the time was stolen by the hypervisor"]
-    assert reasons(loaded) == ["the load average was 3.4 with 2 thread(s) of the benchmark"]
+    assert reasons(loaded) == ["the load average was 3.4, while the benchmark used 2 thread(s)"]
     quiet = replace(loaded, load=1.0)
     said = verdict([quiet, stolen, others])
     assert said.startswith("THE MACHINE WAS BUSY in 2 of 3 launches: other processes used 0.8 of 2 cores")
@@ -177,7 +179,7 @@ def test_the_command_launches_processes_and_says_how_narrow_the_interval_is(caps
     said = capsys.readouterr()
     assert "2 launches of 2 rounds" in said.out
     assert "the median over 2 launches" in said.out
-    assert "confidence 50%" in said.out
+    assert "50% confidence" in said.out
     assert "launch 2: forward + backward, round 2 of 2" in said.err
     assert "busy" in said.out.lower() or "quiet" in said.out
 

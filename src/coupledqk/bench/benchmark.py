@@ -29,50 +29,52 @@ class Benchmark:
     vocab: int = 50_257
     """Vocabulary size."""
     variants: tuple[str, ...] = ()
-    """Attention variants to time in addition to standard; by default the paper's."""
+    """Attention variants to time in addition to standard. The default is the variants of the paper."""
     peers: tuple[str, ...] = ()
-    """Models of the same shape from other libraries, or in their style: llama, x-transformers, diffllama, nanogpt."""
+    """Models of the same shape from other libraries: llama, x-transformers, diffllama. nanogpt is a reimplementation in the
+    style of nanoGPT."""
     impl: tuple[str, ...] = ("auto",)
     """Implementations of the dynamics to time: auto, reference, fused, triton."""
     batch: int = 2
-    """Number of sequences in a pass."""
+    """Number of sequences in a batch."""
     seq_len: int = 512
     """Number of tokens in a sequence."""
     memory_batch: int | None = None
-    """Number of sequences in the pass whose memory is measured; by default the value of --batch. 0 skips the measurement."""
+    """Batch size for the memory measurement. The default is the value of --batch; 0 skips the measurement."""
     lengths: tuple[int, ...] = ()
-    """Measure how time and memory grow with the sequence length, at these lengths."""
+    """Sequence lengths at which to measure time and memory."""
     n_steps: tuple[int, ...] = ()
-    """Measure how time and memory grow with the number of integration steps, at these numbers. The default --variants are then
-    euler and hamiltonian."""
+    """Numbers of integration steps at which to measure time and memory. --variants then defaults to euler and hamiltonian."""
     widths: tuple[int, ...] = ()
-    """Measure how time and memory grow with the width of the model, at these multiples of 64: heads are 64 wide, and the
-    feed-forward layer is four times as wide as the model."""
+    """Model widths at which to measure time and memory, in multiples of 64. Heads are 64 wide, and the feed-forward layer is
+    four times as wide as the model."""
     depths: tuple[int, ...] = ()
-    """Measure how time and memory grow with the number of layers, at these numbers."""
+    """Numbers of layers at which to measure time and memory."""
     decode: bool = False
-    """Time greedy decoding of one sequence with the KV cache instead, relative to the first peer if there is one."""
+    """Time greedy decoding of one sequence with the KV cache instead of training. Speeds are relative to the first peer, if any
+    is given."""
     prompt: int = 64
     """Number of tokens in the prompt, with --decode."""
     new_tokens: int = 128
     """Number of tokens to decode, with --decode."""
     int8: bool = False
-    """With --decode on a CPU, also time our models with weight matrices quantized to 8 bits."""
+    """With --decode on a CPU, also time coupledqk's models with weight matrices quantized to 8 bits."""
     rounds: int | None = None
-    """Number of rounds, each of which times every contender once, after a warm-up round. The default is 10, or 3 in each
-    launch."""
+    """Number of timed rounds after a warm-up round. Each round times every contender once. The default is 10, or 3 per launch
+    with --launches."""
     launches: int | None = None
-    """Repeat the timings in this many fresh processes, in alternating order, with threads bound to cores. The figures are then
-    medians over launches with an interval. By default everything is timed in one process."""
+    """Repeat the timings in this many fresh processes, in alternating order, with threads bound to cores. The reported figures
+    are then medians over launches with confidence intervals. By default everything is timed in one process."""
     until: float | None = None
-    """Launch at least 5 processes, until the interval of every ratio is at most this wide, such as 0.01."""
+    """Launch at least 5 processes, and keep launching until every confidence interval of a relative speed is at most this
+    wide, for example 0.01."""
     minutes: float | None = None
-    """Time limit for all launches in minutes; with --until the default is 10. Measuring memory is not included."""
+    """Time limit for all launches in minutes, not including the memory measurement. With --until the default is 10."""
     training_only: bool = False
     """Time only forward + backward passes, not forward passes alone."""
     compile: bool = False
-    """Compile all contenders, including peers, with torch.compile, and time the uncompiled baseline in addition. The
-    compilation time is reported; memory is not measured."""
+    """Compile all contenders, including peers, with torch.compile, and also time the uncompiled baseline. The compilation time
+    is reported; memory is not measured."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Autocast dtype for matrix products."""
     device: str = "auto"
@@ -81,7 +83,7 @@ class Benchmark:
     """Number of CPU threads; PyTorch's default if not given."""
 
     def measure(self, on_message: OnMessage = lambda text: None) -> Result:
-        """Runs the benchmark. `on_message` is called with a line of text whenever something new is being measured."""
+        """Runs the benchmark. `on_message` is called with a progress message before each measurement."""
         from .decode import decode_rows
         from .results import about
         from .throughput import measure_memory, throughput_rows
@@ -110,7 +112,7 @@ class Benchmark:
 
     @property
     def in_processes(self) -> bool:
-        """Whether timings are taken in fresh processes. Compilation always is, so that its caches are empty."""
+        """Whether timings are taken in fresh processes. Compiled models always are, so that the compile caches are empty."""
         return self.compile or self.launches is not None or self.until is not None
 
     def require_valid(self) -> None:
@@ -129,14 +131,14 @@ class Benchmark:
                 "--lengths, --n-steps, --widths, --depths and --decode are separate measurements: give one of them"
             )
         if self.minutes is not None and self.launches is None and self.until is None:
-            raise CoupledQKError("--minutes limits the launches: give --launches or --until as well")
+            raise CoupledQKError("--minutes limits the time of the launches: give --launches or --until as well")
         if self.int8 and not self.decode:
-            raise CoupledQKError("--int8 is for decoding: give --decode as well")
+            raise CoupledQKError("--int8 applies to decoding only: give --decode as well")
         if self.compile and self.decode:
-            raise CoupledQKError("--compile is measured in training passes: leave out --decode")
+            raise CoupledQKError("--compile does not support decoding: leave out --decode")
 
     def orders(self) -> list[Order]:
-        """What is timed together, one order for each point of a sweep over lengths or shapes."""
+        """One order for each point of a sweep over lengths or shapes, or a single order without a sweep."""
         from .conditions import available
         from .orders import Order
 
@@ -178,7 +180,7 @@ class Benchmark:
         return Setup(batch, seq_len, self.precision, str(pick_device(self.device)), threads)
 
     def _launches(self, order: Order, on_message: OnMessage) -> tuple[Sequence[Launch], Sequence[str]]:
-        """What the launches found, and notes on what was left out or not reached."""
+        """Returns the launches, and notes on contenders that were left out and limits that were not reached."""
         from .launches import Repetition, launch_all, launch_here
 
         if not self.in_processes:
@@ -207,7 +209,7 @@ class Benchmark:
 
 
 def paper_ratios(variant: str) -> PaperRatios | None:
-    """A row of the paper's throughput table, relative to its standard attention."""
+    """The variant's row in the paper's throughput table, relative to the row of standard attention."""
     if variant not in THROUGHPUT:
         return None
     row, standard = THROUGHPUT[variant], THROUGHPUT["standard"]

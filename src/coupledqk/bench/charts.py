@@ -8,7 +8,7 @@ from .sweeps import SWEEPS
 
 
 def charts(result: Result) -> dict[str, str]:
-    """SVG by the suffix of its file's name."""
+    """SVG charts of a result, keyed by the suffix of the file name."""
     if isinstance(result, DecodeResult):
         return {"": speed_by_round([(row.name, row.decode) for row in result.rows], result.baseline, "Decoding")}
     if result.what == "throughput":
@@ -29,7 +29,7 @@ def peak(row: ThroughputRow) -> Quartiles:
 
 
 def speed_by_round(speeds: Sequence[tuple[str, Speed]], baseline: str, title: str) -> str:
-    """Every contender's speed in every round, relative to the baseline's; or in every launch, if there are several."""
+    """Speed of each contender relative to the baseline by round, or by launch if there are several launches."""
     base = dict(speeds)[baseline].seconds
     series = []
     for name, speed in speeds:
@@ -40,7 +40,7 @@ def speed_by_round(speeds: Sequence[tuple[str, Speed]], baseline: str, title: st
 
 
 def growth(result: ThroughputResult, y_label: str, value: Callable[[ThroughputRow], Quartiles]) -> str:
-    """A curve with a band for each contender, against what the sweep varies."""
+    """One curve with a quartile band per contender, plotted against the swept quantity."""
     sweep = SWEEPS[result.what]
     curves: dict[str, list[tuple[int, Quartiles]]] = {}
     for row in result.rows:

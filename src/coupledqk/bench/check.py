@@ -15,14 +15,14 @@ from ..model import TransformerLM
 from .contenders import Contender, Setup, TimedModel
 
 ENOUGH_TOKENS = 512
-"""At most this many tokens are checked. With this many, a model at least 128 wide uses its fast implementation, if any."""
+"""Number of tokens in a check. It is large enough for a model of width 128 or more to use its fused implementation."""
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 2e-3}
-"""By how much the relative error of a loss or gradient may exceed that of the reference in the same precision."""
+"""Largest accepted excess of the relative error of a loss or gradient over that of the reference in the same precision."""
 
 
 def check_loss(contender: Contender, model: TimedModel, setup: Setup) -> None:
-    """Compares the loss and all gradients of our model with float64. A peer's loss only has to be finite."""
+    """Compares the loss and all gradients of our model with float64. For a peer, only checks that the loss is finite."""
     n_rows = max(1, ENOUGH_TOKENS // setup.seq_len)
     batch = setup.random_batch(contender.config.vocab_size)
     tokens, targets = (x[:n_rows, :ENOUGH_TOKENS].contiguous() for x in batch)
@@ -41,14 +41,17 @@ def check_loss(contender: Contender, model: TimedModel, setup: Setup) -> None:
 
 
 def readable_gradients(model: TransformerLM, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """The loss and gradients by the definitions: reference dynamics, unfused attention, all logits at once."""
+    """Loss and gradients computed with the reference dynamics, unfused attention and unchunked logits."""
     set_impl(model, "reference")
     with sdpa_kernel(SDPBackend.MATH):
         return gradients(plain_loss(model.hidden(tokens), model.embed.weight, targets, "sum"), model)
 
 
 def gradients(loss: Tensor, model: TransformerLM) -> dict[str, Tensor]:
-    """The loss and the gradient of each kind of weight, over all layers: that of a single head may be mostly rounding error."""
+    """Loss and the gradient of each kind of weight, concatenated over layers.
+
+    The gradient of a single head can consist mostly of rounding error, so layers are not compared one by one.
+    """
     names, parameters = zip(*model.named_parameters(), strict=True)
     kinds: dict[str, list[Tensor]] = {"the loss": [loss.detach().reshape(1)]}
     for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
@@ -57,7 +60,7 @@ def gradients(loss: Tensor, model: TransformerLM) -> dict[str, Tensor]:
 
 
 def errors(given: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
-    """Relative errors; a gradient that is nearly 0 is compared with the norm of all gradients."""
+    """Relative errors. The error of a gradient close to 0 is relative to the norm of all gradients."""
     floor = 1e-9 * math.hypot(*(float(x.norm()) for x in truth.values()))
     return {
         kind: float((given[kind] - exact).norm()) / max(float(exact.norm()), floor) for kind, exact in truth.items()
@@ -69,19 +72,21 @@ def require_accuracy(name: str, given: dict[str, float], allowed: dict[str, floa
         limit = 2 * allowed[kind] + tolerance
         if not error <= limit:
             raise CoupledQKError(
-                f"{name} fails its numerics check: {kind} is off by {error:.1e}, where the reference allows {limit:.1e}; no "
-                "speed is reported for it. Leave it out, and report it"
+                f"{name} fails its numerics check: the relative error of {kind} is {error:.1e} (allowed: {limit:.1e}); no "
+                "speed is reported for it. Leave it out, and report the failure as a bug"
             )
 
 
 def check_decoding(contender: Contender, model: TimedModel, prompt: Tensor, new_tokens: int, setup: Setup) -> None:
-    """Checks the number of generated tokens, and that our logits are the same with the cache as without."""
+    """Checks the number of generated tokens, and for our models that the logits agree with and without the cache."""
     n_prompt = prompt.shape[1]
     with torch.no_grad(), setup.autocast():
         tokens = model.greedy(prompt, new_tokens)
         if tokens.shape[1] != n_prompt + new_tokens:
             made = tokens.shape[1] - n_prompt
-            raise CoupledQKError(f"{contender.name} made {made} tokens, not {new_tokens}: no speed is reported for it")
+            raise CoupledQKError(
+                f"{contender.name} generated {made} tokens instead of {new_tokens}: no speed is reported for it"
+            )
         if not isinstance(model, TransformerLM):
             return
         cache = model.new_cache(tokens.shape[1])
@@ -89,10 +94,10 @@ def check_decoding(contender: Contender, model: TimedModel, prompt: Tensor, new_
         cached = torch.cat([model(step, cache=cache) for step in steps], dim=1).float()
         whole = model(tokens).float()
     error = float((cached - whole).abs().max() / whole.std())
-    # both sides round, and this is the largest of many logits; products with int8 weights are rounded to bfloat16
+    # Both sides are rounded and the maximum is over many logits; products with int8 weights are rounded to bfloat16.
     limit = 10 * TOLERANCE["bf16" if contender.int8 else setup.precision]
     if not error <= limit:
         raise CoupledQKError(
-            f"{contender.name} fails its numerics check: with the cache its logits are off by {error:.1e} of their spread "
-            f"(allowed: {limit:.1e}); no speed is reported for it. Leave it out, and report it"
+            f"{contender.name} fails its numerics check: with the cache, its logits differ by {error:.1e} of their spread "
+            f"(allowed: {limit:.1e}); no speed is reported for it. Leave it out, and report the failure as a bug"
         )

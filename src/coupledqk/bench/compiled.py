@@ -1,4 +1,4 @@
-"""torch.compile, for ours and peers alike: the whole model with static shapes, in the default mode."""
+"""torch.compile for our models and peers: the whole model with static shapes, in the default mode."""
 
 import math
 import time
@@ -15,22 +15,22 @@ BACKEND = "inductor"
 
 
 class NotCompiledError(Exception):
-    """A model that torch.compile fails on, with the reason in one line."""
+    """torch.compile failed on a model; the message is the reason in one line."""
 
 
 def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: Setup, check: bool) -> float:
-    """Compiles a model in place. Returns the seconds of its first forward and backward pass, compilation included.
+    """Compiles a model in place. Returns the seconds of its first forward and backward pass, including compilation.
 
-    With `check`, its loss and gradients are compared with those before.
+    With `check`, the loss and gradients are compared with those of the uncompiled model.
     """
-    # All models of a class share one cache of compiled code, and a model beyond the limit would silently run uncompiled.
+    # All models of a class share one cache of compiled code. A model beyond its size limit would silently run uncompiled.
     torch.compiler.config.recompile_limit = 64
     expected = loss_and_gradients(model, batch, setup) if check else None
     model.compile(dynamic=False, backend=BACKEND)
     start = time.perf_counter()
     try:
         given = loss_and_gradients(model, batch, setup)
-    except Exception as error:  # compilers fail in many ways
+    except Exception as error:  # back ends raise exceptions of many types
         raise NotCompiledError(first_line(error)) from error
     seconds = time.perf_counter() - start
     if expected is not None:
@@ -39,14 +39,17 @@ def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: 
 
 
 def first_line(error: Exception) -> str:
-    """The reason; PyTorch announces a back end's error in a line that ends with a colon, and gives it in the next."""
+    """The reason for a failure in one line.
+
+    PyTorch reports a back end's error in two lines: an introduction that ends with a colon, then the error itself.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     return f"{type(error).__name__}: {said[:200]}"
 
 
 def loss_and_gradients(model: TimedModel, batch: Batch, setup: Setup) -> dict[str, Tensor]:
-    """The mean loss and the gradient of all weights together."""
+    """The mean loss, and the gradients of all weights as one vector."""
     with setup.autocast():
         loss = model(*batch)
     loss.backward()
@@ -59,6 +62,6 @@ def require_equal(name: str, given: dict[str, Tensor], expected: dict[str, Tenso
     for kind, error in errors(given, expected).items():
         if not (math.isfinite(error) and error <= limit):
             raise CoupledQKError(
-                f"{name} fails its numerics check: compiled, {kind} differs by {error:.1e} (allowed: {limit:.1e}); no speed is "
-                "reported for it. Leave it out, and report it"
+                f"{name} fails its numerics check: after compilation, {kind} differs by {error:.1e} (allowed: {limit:.1e}); no "
+                "speed is reported for it. Leave it out, and report the failure as a bug"
             )

@@ -1,4 +1,4 @@
-"""Whether the machine was busy while something was timed: load, stolen time, and what other processes used. Torch-free."""
+"""Detects a busy machine during a benchmark: load average, steal time and CPU time of other processes. Torch-free."""
 
 import os
 import time
@@ -9,31 +9,32 @@ from pathlib import Path
 from .records import Conditions
 
 OTHER_CORES, STEAL, LOAD = 0.1, 0.01, 0.5
-"""More than this makes a machine busy: cores used by others, share of time stolen, load beyond the benchmark's threads."""
+"""Thresholds above which a machine counts as busy: cores used by other processes, share of steal time, and load average in
+excess of the benchmark's threads."""
 
-IDLE, IOWAIT, STOLEN = 3, 4, 7  # places in a line of /proc/stat
-TIMES = 8  # later fields are contained in earlier ones
+IDLE, IOWAIT, STOLEN = 3, 4, 7  # indices of fields in a cpu line of /proc/stat
+TIMES = 8  # the fields after these (guest times) are included in them
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters at one moment, in seconds of CPU time, summed over the same cores."""
+    """A snapshot of CPU time counters in seconds, summed over the observed cores."""
 
     time: float
     load: float
     busy: float
     stolen: float
     own: float
-    """This process and the children it has waited for."""
+    """CPU time of this process and the children it has waited for."""
 
 
 def available() -> tuple[int, ...]:
-    """The cores that this process may use; empty where the system does not say."""
+    """The cores available to this process; empty if the operating system does not report them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
 def read_counters(cores: Sequence[int]) -> Counters | None:
-    """The counters of now, for these cores; None on a system without /proc/stat."""
+    """The current counters of the given cores; None on a system without /proc/stat."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
         load = os.getloadavg()[0]
@@ -46,14 +47,14 @@ def read_counters(cores: Sequence[int]) -> Counters | None:
 
 
 def core_times(lines: Sequence[str]) -> tuple[int, int]:
-    """Busy and stolen ticks, from the lines of /proc/stat for single cores."""
+    """Busy and stolen ticks, summed over the per-core lines of /proc/stat."""
     fields = [[int(word) for word in line.split()[1 : TIMES + 1]] for line in lines]
     stolen = sum(times[STOLEN] for times in fields)
     return sum(sum(times) - times[IDLE] - times[IOWAIT] for times in fields) - stolen, stolen
 
 
 def conditions(before: Counters | None, after: Counters | None, threads: int, cores: int) -> Conditions | None:
-    """What happened between two readings."""
+    """The conditions between two snapshots; None if either is missing."""
     if before is None or after is None or after.time <= before.time or not cores:
         return None
     seconds = after.time - before.time
@@ -62,31 +63,31 @@ def conditions(before: Counters | None, after: Counters | None, threads: int, co
 
 
 def observe(cores: Sequence[int], threads: int) -> Callable[[], Conditions | None]:
-    """Starts to observe the cores. The function returned says what has happened since."""
+    """Starts to observe the cores. The returned function gives the conditions since this call."""
     before = read_counters(cores)
     return lambda: conditions(before, read_counters(cores), threads, len(cores))
 
 
 def reasons(found: Conditions) -> list[str]:
-    """Why a machine was busy; empty if it was quiet."""
+    """The reasons for which a machine counts as busy; empty if it was quiet."""
     said = []
     if found.other_cores > OTHER_CORES:
         said.append(f"other processes used {found.other_cores:.1f} of {found.cores} cores")
     if found.steal > STEAL:
         said.append(f"{100 * found.steal:.1f}% of the time was stolen by the hypervisor")
     if found.load > found.threads + LOAD:
-        said.append(f"the load average was {found.load:.1f} with {found.threads} thread(s) of the benchmark")
+        said.append(f"the load average was {found.load:.1f}, while the benchmark used {found.threads} thread(s)")
     return said
 
 
 def verdict(launches: Sequence[Conditions]) -> str:
-    """One line for a report: whether the machine was quiet in all launches, or how busy it was in the worst."""
+    """One line for a report: whether the machine was quiet in all launches, or how busy it was in the worst launch."""
     if not launches:
-        return "it is unknown whether the machine was busy: this system does not report it"
+        return "it is unknown whether the machine was busy: the operating system does not report it"
     busy = [found for found in launches if reasons(found)]
     if not busy:
         most = max(found.other_cores for found in launches)
         return f"the machine was quiet: other processes used at most {most:.2f} of {launches[0].cores} cores"
     worst = max(busy, key=lambda found: (found.other_cores + found.steal * found.cores, found.load))
     where = f" in {len(busy)} of {len(launches)} launches" if len(launches) > 1 else ""
-    return f"THE MACHINE WAS BUSY{where}: {', '.join(reasons(worst))}; repeat it on a quiet machine"
+    return f"THE MACHINE WAS BUSY{where}: {', '.join(reasons(worst))}; repeat the benchmark on a quiet machine"

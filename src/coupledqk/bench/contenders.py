@@ -1,4 +1,4 @@
-"""What is timed, and under which conditions."""
+"""The models to time (contenders), and the settings they share."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """The conditions that all contenders share."""
+    """The settings that all contenders share."""
 
     batch: int
     seq_len: int
@@ -54,7 +54,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Contender:
-    """One of our variants, or a peer: plain values, from which another process can build the same model."""
+    """A variant of ours or a peer, described by plain values from which another process can build the same model."""
 
     name: str
     config: ModelConfig
@@ -65,11 +65,11 @@ class Contender:
     compiled: bool = False
     """Whether the model is compiled by torch.compile before it is timed."""
     int8: bool = False
-    """Whether the weight matrices of our model are rounded to 8 bits, for decoding."""
+    """Whether the weight matrices are quantized to 8 bits; for our models in decoding only."""
 
     @property
     def label(self) -> str:
-        """The name, with the number of steps if it has one."""
+        """The name, followed by the number of integration steps if the dynamics have steps."""
         return self.name if self.n_steps is None else f"{self.name} (n = {self.n_steps})"
 
     @property
@@ -79,7 +79,7 @@ class Contender:
         return dynamics.n_steps if "n_steps" in DYNAMICS[dynamics.method].settings else None
 
     def build(self, device: str) -> "TimedModel":
-        """A module that maps (tokens, targets) to the mean loss and has `greedy(prompt, max_new_tokens)`."""
+        """Builds a module that maps (tokens, targets) to the mean loss and has a method `greedy(prompt, max_new_tokens)`."""
         if self.peer is not None:
             return find_peer(self.peer)(self.config).to(device)
         model = Ours(self.config).to(device)
@@ -100,7 +100,7 @@ TimedModel = Ours | Peer
 def our_contenders(
     size: str, variants: Sequence[str], impls: Sequence[str] = ("auto",), n_steps: Sequence[int] = (), **shape: Any
 ) -> list[Contender]:
-    """The baseline and the variants, each once per entry of `n_steps` and `impls` that applies to its dynamics."""
+    """The baseline and the variants, one contender for each value of `n_steps` and `impls` that applies to the dynamics."""
     for impl in impls:
         if impl not in IMPLEMENTATIONS:
             raise unknown("impl", impl, IMPLEMENTATIONS)

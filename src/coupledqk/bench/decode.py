@@ -1,6 +1,6 @@
-"""Decoding speed: how many tokens per second one sequence is continued by, greedily and with the KV cache.
+"""Decoding speed: tokens per second for greedy decoding of one sequence with the KV cache.
 
-The whole call is timed, prompt included, as a user makes it; peers are called by their own `generate`.
+The timing covers the whole call, including the prompt. Peers decode with their own `generate`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from .timing import OnMessage, round_robin, seconds_of, speeds_over_launches
 
 
 def time_decoding(order: Order, on_message: OnMessage = lambda text: None) -> Launch:
-    """Builds, checks and times the contenders in this process; the prompt is `setup.seq_len` tokens long."""
+    """Builds, checks and times the contenders in this process. The prompt has `setup.seq_len` tokens."""
     setup, new_tokens = order.setup, order.tokens
     torch.set_num_threads(setup.threads)
     prompt, _ = setup.random_batch(order.contenders[0].config.vocab_size)
@@ -36,7 +36,7 @@ def time_decoding(order: Order, on_message: OnMessage = lambda text: None) -> La
 
 
 def count(contender: Contender, model: TimedModel) -> int:
-    """Number of parameters; rounded weights are buffers, which are not counted among them."""
+    """Number of parameters. Quantized weights are buffers, so those models are counted from their configuration."""
     return count_parameters(contender.config) if contender.int8 else sum(p.numel() for p in model.parameters())
 
 

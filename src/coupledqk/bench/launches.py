@@ -1,7 +1,7 @@
-"""Independent process launches: the same contenders in fresh processes, until enough is known or the time is up.
+"""Independent process launches: times the same contenders in fresh processes until the intervals are narrow or time runs out.
 
-What a process draws once and keeps, such as where its memory lies, shifts all of its rounds alike; rounds of one process
-therefore agree more closely than two runs of a benchmark. Launches alternate the order of the contenders.
+Effects that are fixed for the lifetime of a process, such as its memory layout, shift all of its rounds alike. Rounds of one
+process therefore agree more closely than two runs of a benchmark. Launches alternate the order of the contenders.
 """
 
 import json
@@ -25,20 +25,20 @@ from .throughput import time_passes
 from .timing import OnMessage, speeds_over_launches
 
 FEWEST = 5
-"""Launches before `--until` is looked at; an interval of fewer has a confidence below 90%."""
+"""Smallest number of launches with `--until`. An interval from fewer launches has a confidence below 90%."""
 MINUTES = 10.0
-"""Time limit of `--until` unless one is given."""
+"""Default time limit with `--until`."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """How many processes are launched."""
+    """Determines how many processes are launched."""
 
     launches: int | None = None
     until: float | None = None
-    """Width of the widest interval at which to stop."""
+    """Launching stops when the widest interval is at most this wide."""
     minutes: float | None = None
 
     @property
@@ -51,11 +51,14 @@ class Repetition:
 
 
 def launch_all(order: Order, repetition: Repetition, on_message: OnMessage) -> tuple[list[Launch], tuple[str, ...]]:
-    """Launches processes one after the other. Returns what they found, and notes on what was left out or not reached."""
+    """Launches processes one after the other.
+
+    Returns the launches, and notes on contenders that were left out and limits that were not reached.
+    """
     left_out: dict[int, str] = {}
     with tempfile.TemporaryDirectory(
         prefix="coupledqk-bench-"
-    ) as caches:  # the first launch compiles, the others reuse it
+    ) as caches:  # the first launch compiles, the others reuse its cache
 
         def one(number: int) -> Launch:
             places = tuple(sorted(left_out))
@@ -65,7 +68,9 @@ def launch_all(order: Order, repetition: Repetition, on_message: OnMessage) -> t
                 left_out[place] = f"{order.contenders[place].name} cannot be compiled and was left out ({reason})"
                 on_message(left_out[place])
             if order.baseline in left_out:
-                raise CoupledQKError(f"{left_out[order.baseline]}: nothing can be compared with it; omit --compile")
+                raise CoupledQKError(
+                    f"{left_out[order.baseline]}: there is no baseline to compare with; omit --compile"
+                )
             return launch
 
         def enough(found: Sequence[Launch]) -> bool:
@@ -83,10 +88,10 @@ def repeat(
     minutes: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Found]:
-    """Calls `one` with 0, 1, 2 ... at least `fewest` times and until `enough`.
+    """Calls `one` with 0, 1, 2 ... at least `fewest` times and until `enough` returns true.
 
-    It stops earlier if the time limit is over, or if another call that takes as long as the last would end after it. The
-    first call also checks and compiles: it says nothing about the next.
+    Stops earlier if the time limit has passed, or if another call as long as the last one would exceed it. The duration of the
+    first call is ignored, since it includes checks and compilation.
     """
     start = clock()
     found: list[Found] = []
@@ -102,7 +107,7 @@ def repeat(
 
 
 def intervals(order: Order, launches: Sequence[Launch]) -> dict[str, Interval]:
-    """Of the ratio to the baseline of every other contender, by its label."""
+    """The interval of each contender's speed relative to the baseline, by the contender's label."""
     found = speeds_over_launches([launch.seconds[order.judged] for launch in launches], order.baseline, order.tokens)
     spread = {
         order.contenders[place].label: speed.over_launches for place, speed in found.items() if place != order.baseline
@@ -111,16 +116,16 @@ def intervals(order: Order, launches: Sequence[Launch]) -> dict[str, Interval]:
 
 
 def shortfalls(found: Mapping[str, Interval], launches: int, repetition: Repetition) -> list[str]:
-    """What the time limit prevented, in one line."""
+    """A one-line note if the time limit prevented the requested number of launches or width of intervals."""
     if launches < repetition.fewest and repetition.until is None:
-        return [f"{launches} of {repetition.fewest} launches fitted into --minutes {repetition.limit:g}"]
+        return [f"only {launches} of {repetition.fewest} launches were made within --minutes {repetition.limit:g}"]
     if repetition.until is None or not found:
         return []
     label, widest = max(found.items(), key=lambda item: item[1].width)
     if launches >= repetition.fewest and widest.width <= repetition.until:
         return []
     return [
-        f"--until {repetition.until:g} was not reached in --minutes {repetition.limit:g} ({launches} launches): the "
+        f"--until {repetition.until:g} was not reached within --minutes {repetition.limit:g} ({launches} launches): the "
         f"interval of {label} is {widest.low:.3f}–{widest.high:.3f}; allow more minutes, or use a quieter machine"
     ]
 
@@ -131,7 +136,7 @@ def launch_here(order: Order, on_message: OnMessage = lambda text: None) -> Laun
 
 
 def launch_process(order: Order, caches: str, on_message: OnMessage) -> Launch:
-    """Times the contenders in a new process, whose threads are bound to cores."""
+    """Times the contenders in a new process with threads bound to cores."""
     attentions = [contender.config.attention for contender in order.contenders]
     plugins = {plugin_of(attention.dynamics.method, attention.scoring.kind) for attention in attentions}
     text = json.dumps({"plugins": sorted(plugin.path for plugin in plugins if plugin), "order": to_dict(order)})
@@ -157,19 +162,22 @@ def launch_process(order: Order, caches: str, on_message: OnMessage) -> Launch:
         raise CoupledQKError(answer["error"])
     reason = said[-1] if said else f"killed by signal {-process.returncode}"
     raise CoupledQKError(
-        f"a launch failed ({reason}): if the models do not fit into memory, time fewer or smaller ones"
+        f"a launch failed ({reason}): if the models do not fit into memory, time fewer or smaller models"
     )
 
 
 def environment_of(order: Order, caches: str) -> dict[str, str]:
-    """One thread per core. Compilers start processes of their own, which must not share one core: they are left unbound."""
+    """Environment of a launch: one thread bound to each core.
+
+    With torch.compile threads are not bound, since the compiler's worker processes would inherit the binding to one core.
+    """
     compiled = any(contender.compiled for contender in order.contenders)
     binding = {} if compiled else {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
     return {"OMP_NUM_THREADS": str(order.setup.threads), "TORCHINDUCTOR_CACHE_DIR": caches, **binding}
 
 
 def main() -> None:
-    """Reads an order from standard input; writes messages and the launch as lines of JSON."""
+    """Reads an order from standard input; writes progress messages and the launch as lines of JSON."""
     given = json.load(sys.stdin)
 
     def write(**values: object) -> None:

@@ -1,8 +1,8 @@
-"""Peak memory of one forward and backward pass, measured in a process of its own.
+"""Peak memory of one forward and backward pass, measured in a separate process.
 
-On a CPU it is the process' peak resident memory minus what was resident before the model was built, after a pass of a tiny
-model has loaded all libraries: weights, gradients, activations, and the allocator's overhead. On CUDA it is PyTorch's own peak
-of allocated memory.
+On a CPU it is the peak resident memory of the process minus the resident memory before the model was built: weights,
+gradients, activations and the allocator's overhead. A pass of a tiny model loads all libraries beforehand. On CUDA it is
+`torch.cuda.max_memory_allocated`.
 """
 
 import json
@@ -34,15 +34,15 @@ def peak_memory(contender: Contender, setup: Setup) -> Memory:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"killed by signal {-done.returncode}"])[-1]
         raise CoupledQKError(
-            f"the memory of {contender.name} could not be measured ({reason}): if it does not fit, use a smaller batch"
+            f"the memory of {contender.name} could not be measured ({reason}): if the model does not fit, use a smaller batch"
         )
     return Memory(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure_here(contender: Contender, setup: Setup) -> Memory:
-    """Measures this process, which should do nothing else."""
+    """Measures a contender in this process, which should not have run anything else."""
     torch.set_num_threads(setup.threads)
-    one_pass(tiny(contender), replace(setup, batch=1, seq_len=8))  # loads what libraries load on first use
+    one_pass(tiny(contender), replace(setup, batch=1, seq_len=8))  # loads libraries that are imported on first use
     on_cuda = torch.device(setup.device).type == "cuda"
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
@@ -68,9 +68,9 @@ def tiny(contender: Contender) -> Contender:
 
 
 def resident(field: str) -> float:
-    """A memory field of this process in bytes.
+    """A memory field of /proc/self/status in bytes, or the peak from getrusage where that file does not exist.
 
-    Linux reports this process alone; getrusage also counts what the parent held when it started this one.
+    The peak of getrusage also includes the memory that the parent held when it started this process.
     """
     status = Path("/proc/self/status")
     if status.is_file():

@@ -1,4 +1,4 @@
-"""What one process is to time, and what it found: plain values, which are passed between processes as JSON."""
+"""Work for one timing process and its results, as plain values that are passed between processes as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,23 +9,23 @@ from .records import Conditions
 
 @dataclass(frozen=True)
 class Order:
-    """Contenders are known by their place; the first is the baseline of training."""
+    """A list of contenders to time, which are identified by their index. The first is the baseline in training."""
 
     contenders: tuple[Contender, ...]
     setup: Setup
     rounds: int
     new_tokens: int | None = None
-    """Time greedy decoding of this many tokens; None for passes of training."""
+    """Number of tokens to decode greedily; None to time training passes instead."""
     training_only: bool = False
     """Do not time the forward pass alone."""
     check: bool = True
-    """Check numerics before anything is timed. Later launches of the same contenders need no check."""
+    """Check the numerics before timing. Later launches of the same contenders skip the check."""
     backwards: bool = False
     """Build and time the contenders in reverse order."""
     cores: tuple[int, ...] = ()
-    """Cores that the process may use; a thread that is bound to one of them no longer knows."""
+    """Cores available to the benchmark. They are passed on because a thread bound to one core sees only that core."""
     left_out: tuple[int, ...] = ()
-    """Places of contenders that an earlier launch could not compile."""
+    """Indices of contenders that an earlier launch could not compile."""
 
     def in_order(self) -> Iterator[tuple[int, Contender]]:
         places = range(len(self.contenders))
@@ -35,12 +35,12 @@ class Order:
 
     @property
     def judged(self) -> str:
-        """The measurement whose ratios are compared between launches."""
+        """The measurement whose interval over launches is compared with `--until`."""
         return "training" if self.new_tokens is None else "decode"
 
     @property
     def baseline(self) -> int:
-        """The first contender; in decoding the first peer, if there is one."""
+        """Index of the baseline: the first contender, or in decoding the first peer, if there is one."""
         peers = [] if self.new_tokens is None else [i for i, who in enumerate(self.contenders) if who.peer]
         return peers[0] if peers else 0
 
@@ -52,12 +52,12 @@ class Order:
 
 @dataclass(frozen=True)
 class Launch:
-    """The timings of one process, by the places of the contenders."""
+    """The timings of one process, by the index of the contender."""
 
     seconds: dict[str, dict[int, tuple[float, ...]]]
-    """Duration of every round: of forward and training, or of decode."""
+    """Duration of every round, by measurement: `forward` and `training`, or `decode`."""
     parameters: dict[int, int]
     conditions: Conditions | None = None
     compile_seconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    """Why contenders could not be compiled."""
+    """The reasons for which contenders could not be compiled."""

@@ -1,8 +1,8 @@
-"""Peers: models of the same shape from other libraries, called the way their users call them.
+"""Peers: models of the same shape from other libraries, used through their public API.
 
-Each maps tokens and targets to the mean loss, and continues a prompt greedily with its own cache. They differ from ours where
-their library leaves no choice: Llama and DiffLlama rotate q and k instead of learning positions, and x-transformers has a bias
-in SwiGLU. The block of nanoGPT (https://github.com/karpathy/nanoGPT) is written here from its description.
+Each maps tokens and targets to the mean loss, and decodes greedily with its own cache. They differ from our models where the
+library offers no option: Llama and DiffLlama use RoPE instead of learned positions, and x-transformers has a bias in SwiGLU.
+nanoGPT (https://github.com/karpathy/nanoGPT) is reimplemented here from its description.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from ..errors import CoupledQKError, unknown
 
 
 class HuggingFace(nn.Module):
-    """A causal language model of transformers, with PyTorch's fused attention."""
+    """A causal language model from transformers, with PyTorch's fused attention."""
 
     config_class: str
     model_class: str
@@ -64,7 +64,7 @@ class DiffLlama(HuggingFace):
 
 
 class XTransformers(nn.Module):
-    """A decoder of x-transformers in its wrapper for language modelling, with PyTorch's fused attention."""
+    """A decoder from x-transformers in its wrapper for language modelling, with PyTorch's fused attention."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class XTransformers(nn.Module):
         return x_transformers
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.model(torch.cat((tokens, targets[:, -1:]), dim=1))  # it shifts by itself
+        return self.model(torch.cat((tokens, targets[:, -1:]), dim=1))  # the wrapper shifts the targets
 
     def greedy(self, prompt: Tensor, max_new_tokens: int) -> Tensor:
         new = self.model.generate(prompt, max_new_tokens, temperature=0.0, cache_kv=True)
@@ -108,7 +108,7 @@ class NanoGPTBlock(nn.Module):
         d, hidden = (
             config.d_model,
             3 * config.d_ff // 2,
-        )  # two matrices of this width have the products of SwiGLU's three
+        )  # two matrices of this width need as many FLOPs as SwiGLU's three
         self.n_heads = config.n_heads
         self.norm_1, self.norm_2 = nn.LayerNorm(d, bias=False), nn.LayerNorm(d, bias=False)
         self.qkv, self.out = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
@@ -161,11 +161,11 @@ PEERS: dict[str, type[Peer]] = {
 }
 
 TWINS = {"llama": "standard", "x-transformers": "standard", "diffllama": "diff", "nanogpt": "standard"}
-"""Our variant with the same matrix products, by peer."""
+"""For each peer, our variant with the same matrix products."""
 
 
 def find_peer(name: str) -> type[Peer]:
-    """The class of a peer, after its library has been imported."""
+    """Returns the class of a peer. Raises an error if the peer is unknown or its library is not installed."""
     if name not in PEERS:
         raise unknown("peer", name, PEERS)
     try:

@@ -1,4 +1,4 @@
-"""What a benchmark measured, as typed records, and the JSON file they are kept in. Torch-free."""
+"""Benchmark results as typed records, and reading them from JSON files. Torch-free."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ from ..schema import from_dict
 
 @dataclass(frozen=True)
 class Quartiles:
-    """A median with the quartiles around it."""
+    """A median with its lower and upper quartile."""
 
     median: float
     low: float
@@ -29,22 +29,22 @@ class Quartiles:
 
 
 CONFIDENCE = 0.9
-"""Intervals over launches have at least this confidence if there are five launches or more."""
+"""Smallest confidence of an interval over five launches or more."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median over independent launches with its interval of order statistics, for which no distribution is assumed."""
+    """A median over independent launches with a distribution-free confidence interval based on order statistics."""
 
     median: float
     low: float
     high: float
     confidence: float
-    """Probability that such an interval contains the median of all launches that could have been made."""
+    """Probability that such an interval contains the population median."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """The narrowest interval with a confidence of 90%; with fewer than five values their range, and its confidence."""
+        """The narrowest interval with a confidence of at least 90%. With fewer than five values it is their range."""
         ordered, n = sorted(values), len(values)
         outside = [2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n for k in range((n + 1) // 2)]
         k = max((k for k, p in enumerate(outside) if 1 - p >= CONFIDENCE), default=0)
@@ -60,34 +60,34 @@ class Speed:
     tokens_per_second: float
     """Median over the rounds."""
     relative: Quartiles
-    """Ratios to the baseline's speed within the same round."""
+    """Ratio of speeds to the baseline, computed within each round."""
     seconds: tuple[float, ...]
-    """Duration of every round, launch after launch."""
+    """Duration of every round, in the order of the launches."""
     by_launch: tuple[float, ...] = ()
     """The median ratio of each process launch; empty if all rounds were timed in the calling process."""
     over_launches: Interval | None = None
-    """The median of `by_launch`."""
+    """Median and confidence interval of `by_launch`."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What else the machine did during one launch. Cores are those that this process may use."""
+    """Load from other processes during one launch, on the cores available to the benchmark."""
 
     load: float
-    """Load average of one minute before the launch, this process included."""
+    """One-minute load average before the launch, including the benchmark itself."""
     other_cores: float
-    """Cores that other processes kept busy."""
+    """Mean number of cores used by other processes."""
     steal: float
-    """Share of the cores' time that the hypervisor gave to other machines."""
+    """Share of the cores' time that the hypervisor gave to other virtual machines."""
     cores: int
     threads: int
-    """Number of threads of the benchmark."""
+    """Number of threads used by the benchmark."""
 
 
 @dataclass(frozen=True)
 class Memory:
     peak_mb: float
-    """Peak memory above `before_mb`."""
+    """Peak memory in excess of `before_mb`."""
     before_mb: float
     """Memory of the interpreter and its libraries; 0 on CUDA."""
     batch: int
@@ -96,12 +96,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class MatmulBound:
-    """The baseline's matrix products over a contender's: the relative speed of a model that does nothing else."""
+    """Matrix-product FLOPs of the baseline divided by those of a contender: the relative speed if nothing else took time."""
 
     forward: float
     training: float
     recomputing: float
-    """Training, including the products that the fused dynamics recompute in the backward pass."""
+    """As `training`, including the products that the fused dynamics recompute in the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +131,16 @@ class ThroughputRow:
     """Forward and backward pass."""
     arithmetic: MatmulBound
     memory: Memory | None
-    """None if it was not measured."""
+    """Peak memory; None if it was not measured."""
     relative_memory: float | None
-    """Peak memory over the baseline's."""
+    """Peak memory divided by that of the baseline."""
     paper: PaperRatios | None = None
     d_model: int | None = None
     """Width of the model; None in files of format 1."""
     n_layers: int | None = None
     """Number of layers; None in files of format 1."""
     compile_seconds: float | None = None
-    """Duration of the first pass of the compiled model, compilation included, with empty caches."""
+    """Duration of the first pass of the compiled model, including compilation with empty caches."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class DecodeRow:
     new_tokens: int
     parameters: int
     decode: Speed
-    """Speed in new tokens."""
+    """Decoding speed in new tokens."""
     cache_bytes: int | None
     """Size of the KV cache per token over all layers; unknown for peers."""
 
 
 @dataclass(frozen=True)
 class About:
-    """Where, when and with which settings a benchmark was run."""
+    """Machine, date, versions and settings of a benchmark."""
 
     preset: str
     date: str
@@ -174,7 +174,7 @@ class About:
     precision: str
     rounds: int
     model: dict[str, int]
-    """The shape that all contenders share, or that of the first point of a sweep over shapes."""
+    """Shape of all contenders, or of the first point of a sweep over shapes."""
     launches: int = 1
     """Number of process launches, each with `rounds` rounds."""
     pinned: bool = False
@@ -182,11 +182,11 @@ class About:
     compiled: bool = False
     """Whether the contenders were compiled by torch.compile."""
     until: float | None = None
-    """Width of the widest interval at which the benchmark was to stop."""
+    """Requested width of the widest interval, from `--until`."""
     conditions: tuple[Conditions, ...] = ()
-    """One for each launch; empty where the system does not report them."""
+    """The conditions during each launch; empty if the operating system does not report them."""
     notes: tuple[str, ...] = ()
-    """What was left out or not reached, one sentence each."""
+    """Contenders that were left out and limits that were not reached, one sentence each."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,14 @@ class DecodeResult:
 Result = ThroughputResult | DecodeResult
 
 FORMAT = 2
-"""Format of the files that are written. Files of format 1 have no `format`, and can be read."""
+"""Current format of result files. Files of format 1 have no key `format` and can still be read."""
 
 
 def read_result(path: str | Path) -> Result:
-    """A result that `coupledqk bench --save` has written."""
+    """Reads a result file written by `coupledqk bench --save`."""
     if not Path(path).exists():
         raise CoupledQKError(f"{path}: no such file; `coupledqk bench --save FOLDER` writes results")
-    data = read_json(path, "expected a file of `coupledqk bench --save`")
+    data = read_json(path, "expected a file written by `coupledqk bench --save`")
     kinds = {
         **dict.fromkeys(get_args(get_type_hints(ThroughputResult)["what"]), ThroughputResult),
         "decode": DecodeResult,

@@ -1,4 +1,4 @@
-"""The files of a result: JSON with everything, CSV with the figures, SVG charts. Torch is loaded for the name of the device."""
+"""Writes the files of a result: JSON with all timings, CSV with the figures, and SVG charts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .contenders import Contender, Setup
 
 LIBRARIES = {"llama": "transformers", "diffllama": "transformers", "x-transformers": "x-transformers"}
-"""The distribution that a peer comes from."""
+"""For each peer, the distribution that provides it."""
 SHAPE = ("d_model", "n_heads", "n_layers", "d_ff", "vocab_size", "n_positions")
 
 
 def about(preset: str, contenders: Sequence[Contender], setup: Setup, rounds: int) -> About:
-    """Everything that is known before anything has been timed."""
+    """The description of a benchmark, as far as it is known before timing."""
     libraries = sorted({LIBRARIES[contender.peer] for contender in contenders if contender.peer in LIBRARIES})
     return About(
         preset=preset,
@@ -54,7 +54,7 @@ def device_name(device: str) -> str:
 def save(result: Result, folder: Path) -> list[Path]:
     """Writes DATE-WHAT.json, .csv and .svg, with a number after WHAT if the folder already has such a result.
 
-    The result of compiled models is named DATE-WHAT-compiled.
+    A result for compiled models is named DATE-WHAT-compiled.
     """
     first = f"{result.about.date[:10]}-{result.what}{'-compiled' if result.about.compiled else ''}"
     names = chain([first], (f"{first}-{number}" for number in count(2)))
@@ -70,7 +70,7 @@ def save(result: Result, folder: Path) -> list[Path]:
 
 
 def as_csv(rows: Sequence[ThroughputRow | DecodeRow]) -> str:
-    """One line per row, without the single rounds."""
+    """One line per row, without the timings of individual rounds."""
     lines = [{key: value for key, value in flat(asdict(row)).items() if not isinstance(value, tuple)} for row in rows]
     columns = list(dict.fromkeys(key for line in lines for key in line))
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""What the sweeps of a benchmark vary, and how fast time and memory grow with it. Torch-free; SciPy for intervals."""
+"""Benchmark sweeps: the quantities they vary, and how time and memory scale with them. Torch-free; uses SciPy."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from .records import ThroughputResult, ThroughputRow
 @dataclass(frozen=True)
 class Sweep:
     label: str
-    """Of the axis of what is varied."""
+    """Axis label of the quantity that is varied."""
     x: Callable[[ThroughputRow], int | None]
     log_log: bool
-    """Whether growth is a power, fitted to logarithms; or so much for each additional one, fitted as it is."""
+    """Whether to fit a power law (linear in logarithms) instead of a linear function."""
 
 
 SWEEPS = {
@@ -25,15 +25,15 @@ SWEEPS = {
     "widths": Sweep("width of the model", lambda row: row.d_model, log_log=True),
     "depths": Sweep("layers", lambda row: row.n_layers, log_log=False),
 }
-"""By the kind of result."""
+"""Sweeps by the kind of result."""
 
 
 @dataclass(frozen=True)
 class Slope:
-    """A least-squares slope with its 95% interval, which is computed from the residuals and wide if the growth is not straight.
+    """A least-squares slope with a 95% interval computed from the residuals, which is wide if the fit is poor.
 
-    A log-log slope is an exponent. A linear one is relative to the baseline's value at the smallest point: the share by
-    which each additional step or layer raises it.
+    A log-log slope is an exponent. A linear slope is the increase for each additional step or layer, as a share of the
+    baseline's value at the smallest point.
     """
 
     name: str
@@ -46,9 +46,11 @@ class Slope:
 
 
 def slopes(result: ThroughputResult) -> list[Slope]:
-    """The growth of time and memory of every contender with at least three points."""
+    """Slopes of time and memory for every contender with at least three points."""
     if result.what not in SWEEPS:
-        raise CoupledQKError(f"a {result.what} result has no growth: use --lengths, --n-steps, --widths or --depths")
+        raise CoupledQKError(
+            f"a {result.what} result is not a sweep: use a result of --lengths, --n-steps, --widths or --depths"
+        )
     found = []
     for quantity, value in QUANTITIES.items():
         values = [(row, value(row)) for row in result.rows]

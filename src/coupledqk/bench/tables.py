@@ -1,4 +1,4 @@
-"""Benchmark results as text. Torch-free."""
+"""Formats benchmark results as text tables. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -8,21 +8,21 @@ from ..terminal import table
 from .conditions import verdict
 from .records import DecodeResult, DecodeRow, Result, Speed, ThroughputRow
 
-RELATIVE = "relative: to {baseline}, the median of the ratios within a round, with their quartiles"
+RELATIVE = "relative: speed or memory relative to {baseline}; for speeds, the median of the ratios within a round and quartiles"
 OVER_LAUNCHES = (
-    "relative: to {baseline}, the median over {launches} launches of the median ratio within a round, with its interval of\n"
-    "order statistics (confidence {confidence:.0%})"
+    "relative: speed or memory relative to {baseline}; for speeds, the median over {launches} launches of the median ratio\n"
+    "within a round, and its interval ({confidence:.0%} confidence)"
 )
 MATMUL_BOUND = (
-    "matmul-bound: relative speed if matrix products took all the time; in parentheses with those that the fused dynamics\n"
-    "recompute"
+    "matmul-bound: relative speed if matrix products took all the time; in parentheses, including those that the fused\n"
+    "dynamics recompute"
 )
-PAPER = "paper: relative, for 8 × 512 tokens on an RTX 2080 Ti"
-COMPILED = "compile s: the first pass, compilation included, with empty caches"
+PAPER = "paper: the same ratio in the paper, for 8 × 512 tokens on an RTX 2080 Ti"
+COMPILED = "compile s: seconds of the first pass, including compilation with empty caches"
 
 
 def report(result: Result) -> str:
-    """The tables, with the machine, versions and settings a reader needs to judge the figures."""
+    """The tables of a result, with the machine, versions and settings."""
     about, model = result.about, result.about.model
     versions = ", ".join(f"{name} {version}" for name, version in about.versions.items())
     sha, plus, changes = (about.commit or "unknown").partition("+")
@@ -47,7 +47,7 @@ def report(result: Result) -> str:
 
 
 def relative_note(speed: Speed) -> str:
-    """What the columns of relative speeds show; {baseline} is left to be filled in."""
+    """Explains the columns of relative speeds. `{baseline}` in the text is a placeholder."""
     over = speed.over_launches
     if over is None:
         return RELATIVE
@@ -126,7 +126,7 @@ def decode_table(rows: Sequence[DecodeRow]) -> str:
 
 
 def kernel_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """The rows of `dynamics.triton.compile_report`."""
+    """Formats the rows of `dynamics.triton.compile_report` as a table."""
     return table([name.replace("_", " ") for name in rows[0]], [list(map(str, row.values())) for row in rows])
 
 

@@ -1,4 +1,4 @@
-"""The paper's throughput table: forward, forward + backward, peak memory.
+"""Measurements for the paper's throughput table: forward, forward + backward, and peak memory.
 
 Forward maps tokens and targets to the mean loss, under no_grad. Forward + backward also computes the gradients of all weights,
 without an optimizer step; the gradients of the previous pass are cleared outside the timed region.
@@ -69,7 +69,7 @@ def seconds_of_pass(model: TimedModel, batch: Batch, setup: Setup, training: boo
 def throughput_rows(
     order: Order, launches: Sequence[Launch], memory: dict[int, Memory], in_processes: bool
 ) -> list[ThroughputRow]:
-    """A row for each contender that was timed; the first is the baseline."""
+    """One row per timed contender. The first is the baseline."""
     found = {
         measure: speeds_over_launches(
             [launch.seconds[measure] for launch in launches], order.baseline, order.tokens, in_processes
@@ -99,7 +99,7 @@ def throughput_rows(
 
 
 def measure_memory(order: Order, batch: int, on_message: OnMessage) -> dict[int, Memory]:
-    """Peak memory of each contender with this many sequences; nothing with 0."""
+    """Peak memory of each contender at this batch size. Measures nothing if the batch size is 0."""
     memory = {}
     for place, contender in enumerate(order.contenders) if batch else ():
         on_message(f"memory of {contender.name}")

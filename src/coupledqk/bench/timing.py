@@ -1,4 +1,4 @@
-"""Timing on a busy machine: contenders are timed in round-robin order, and speeds are compared within one round only."""
+"""Timing that is robust to a busy machine: contenders run in round-robin order, and speeds are compared within a round."""
 
 import statistics
 import time
@@ -12,16 +12,15 @@ from .records import Interval, Quartiles, Speed
 
 Name = TypeVar("Name")
 OnMessage = Callable[[str], None]
-"""Called with a line of text that says what is being measured."""
+"""Called with a progress message before each measurement."""
 
 
 def round_robin(
     runs: Mapping[Name, Callable[[], float]], rounds: int, on_message: OnMessage = lambda text: None
 ) -> dict[Name, list[float]]:
-    """The seconds of every run in every round.
+    """Durations of every run in every round, in seconds.
 
-    Each round times each run once. The run that goes first rotates from round to round. A warm-up round before the others is
-    not counted.
+    Each round times each run once, starting with a different run. A warm-up round precedes the others and is not counted.
     """
     names = list(runs)
     times: dict[Name, list[float]] = {name: [] for name in names}
@@ -36,7 +35,7 @@ def round_robin(
 
 
 def speeds(times: Mapping[Name, Sequence[float]], baseline: Name, tokens: int) -> dict[Name, Speed]:
-    """The speed of each run, if every timing is for that many tokens."""
+    """The speed of each run, where each timing processes `tokens` tokens."""
     return {
         name: Speed(
             tokens_per_second=tokens / statistics.median(seconds),
@@ -50,9 +49,9 @@ def speeds(times: Mapping[Name, Sequence[float]], baseline: Name, tokens: int) -
 def speeds_over_launches(
     launches: Sequence[Mapping[Name, Sequence[float]]], baseline: Name, tokens: int, in_processes: bool = True
 ) -> dict[Name, Speed]:
-    """As `speeds`, over the rounds of several launches, with the median ratio of each launch and an interval over them.
+    """As `speeds`, over the rounds of several launches, with the median ratio of each launch and an interval over launches.
 
-    A run that is missing from a launch is left out. Without `in_processes` there is one launch, in the calling process.
+    Runs that are missing from a launch are omitted. Without `in_processes` there is one launch, in the calling process.
     """
     names = [name for name in launches[0] if all(name in times for times in launches)]
     found = speeds({name: [s for times in launches for s in times[name]] for name in names}, baseline, tokens)
@@ -67,7 +66,7 @@ def speeds_over_launches(
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock duration of a call, including the work it leaves queued on the device."""
+    """Wall-clock duration of a call in seconds, including work queued on the device."""
     _synchronize(device)
     start = time.perf_counter()
     run()

@@ -1,4 +1,4 @@
-"""Whether a result file can be accepted: its format, and whether its figures follow from its timings. Torch-free."""
+"""Validation of result files: the format, and whether the figures follow from the timings. Torch-free."""
 
 import datetime
 import math
@@ -13,7 +13,7 @@ from .records import About, DecodeRow, Interval, Quartiles, Result, Speed, Throu
 
 
 def check_result(path: str | Path) -> Result:
-    """Reads a result and checks it; the error names the file and the first thing that is wrong."""
+    """Reads and validates a result file. The error names the file and the first problem."""
     result = read_result(path)
     for problem in problems(result):
         raise CoupledQKError(
@@ -23,7 +23,7 @@ def check_result(path: str | Path) -> Result:
 
 
 def summary(path: str | Path, result: Result) -> str:
-    """What a valid file contains, in one paragraph."""
+    """Describes a valid result file in one paragraph."""
     about = result.about
     names = ", ".join(dict.fromkeys(row.name for row in result.rows))
     lines = [
@@ -50,7 +50,7 @@ def problems(result: Result) -> Iterator[str]:
             (other for other in result.rows if other.name == result.baseline and point(other) == point(row)), None
         )
         if base is None:
-            yield f"{row.name} has no row of its baseline {result.baseline!r} beside it"
+            yield f"there is no row of the baseline {result.baseline!r} to compare {row.name} with"
         elif isinstance(row, DecodeRow) and isinstance(base, DecodeRow):
             yield from speed_problems(f"decode of {row.name}", row.decode, base.decode, row.new_tokens, result.about)
         elif isinstance(row, ThroughputRow) and isinstance(base, ThroughputRow):
@@ -58,7 +58,7 @@ def problems(result: Result) -> Iterator[str]:
 
 
 def point(row: ThroughputRow | DecodeRow) -> tuple[int | None, ...]:
-    """What rows must share to be compared with one another."""
+    """The key that two rows must share to be comparable."""
     return () if isinstance(row, DecodeRow) else (row.batch, row.seq_len, row.d_model, row.n_layers)
 
 
@@ -75,10 +75,10 @@ def throughput_problems(row: ThroughputRow, base: ThroughputRow, about: About) -
 
 
 def speed_problems(name: str, speed: Speed, base: Speed, tokens: int, about: About) -> Iterator[str]:
-    """What does not follow from the durations of the rounds."""
+    """Figures of a speed that do not follow from the durations of its rounds."""
     seconds, launches = speed.seconds, max(1, len(speed.by_launch))
     if len(seconds) != about.rounds * launches or len(seconds) != len(base.seconds):
-        yield f"{name}: {len(seconds)} timings, where {launches} launch(es) of {about.rounds} rounds were made"
+        yield f"{name}: has {len(seconds)} timings, expected {launches} launch(es) of {about.rounds} rounds"
         return
     if not all(math.isfinite(value) and value > 0 for value in (*seconds, *base.seconds)):
         yield f"{name}: a duration is not above 0"

@@ -14,7 +14,7 @@ from .plugin import WithPlugin
 
 @dataclass(frozen=True)
 class Bench(WithPlugin, Benchmark):
-    """Measure speed and memory: the paper's throughput table, beside matmul-bound estimates, the paper's figures and peers.
+    """Measure speed and memory: the paper's throughput table, next to matmul-bound estimates, the paper's figures and peers.
 
     Try it:
 
@@ -31,15 +31,15 @@ class Bench(WithPlugin, Benchmark):
         coupledqk bench --kernels
         coupledqk bench --device cuda --precision fp16 --batch 8 --impl auto triton
 
-    Contenders are timed in round-robin order, so that a busy machine slows all of them. A speed is relative to standard in the
-    same round; the table shows the median of these ratios with its quartiles, or over launches with its interval. Whether
-    other processes disturbed the measurement is printed and saved. A model that fails its numerics check is not timed.
+    Contenders are timed in round-robin order, so that load on the machine affects all of them alike. Speeds are relative to
+    standard in the same round. The table shows the median of these ratios with quartiles, or with a confidence interval over
+    launches. Load from other processes is measured, printed and saved. A model that fails its numerics check is not timed.
     """
 
     kernels: bool = False
     """Compile the Triton kernels for three generations of GPUs instead, and print the registers and memory they need."""
     check: Path | None = None
-    """Check a result file instead: whether it has the right format, and whether its figures follow from its timings."""
+    """Validate a result file instead: check its format, and that its figures follow from its timings."""
     save: Path | None = None
     """Write JSON, CSV and charts to this folder."""
     json: bool = False
