@@ -1,6 +1,6 @@
-"""What it is worth that training on a CPU keeps the memory that it frees (training/allocator.py).
+"""Effect of keeping freed memory in the process during CPU training (training/allocator.py) on time and peak memory.
 
-The two take turns, each time in a process of its own, because the choice is for a process' life; each round gives a ratio.
+The two settings alternate, each in a new process because the setting applies to a whole process. Each round gives a ratio.
 
     python benchmarks/allocator.py
     python benchmarks/allocator.py --recipe wikitext-103 --steps 3 --threads 2
@@ -21,7 +21,7 @@ from coupledqk.provenance import commit, machine, versions
 from coupledqk.recipes import recipe
 from coupledqk.training.allocator import keep_freed_memory
 
-WAYS = ("given back", "kept")
+WAYS = ("released", "kept")
 
 
 def main() -> None:
@@ -45,17 +45,17 @@ def main() -> None:
         return seconds
 
     times = round_robin({way: lambda way=way: run(way) for way in WAYS}, options.rounds)
-    ratio = speeds(times, "kept", 1)["given back"].relative
+    ratio = speeds(times, "kept", 1)["released"].relative
     print(f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}")
     print(
         f"{options.recipe}, {options.variant}, batch {options.batch}, {options.rounds} rounds of {options.steps} steps"
     )
-    print(f"time, kept over given back: median {ratio.median:.3f}, quartiles {ratio.low:.3f} to {ratio.high:.3f}")
-    print("peak of resident memory:", *(f"{way} {statistics.median(memory[way]):,.0f} MB" for way in WAYS))
+    print(f"time, kept / released: median {ratio.median:.3f}, quartiles {ratio.low:.3f} to {ratio.high:.3f}")
+    print("peak resident memory:", ", ".join(f"{way} {statistics.median(memory[way]):,.0f} MB" for way in WAYS))
 
 
 def train(options: argparse.Namespace) -> tuple[float, float]:
-    """The seconds of forward + backward passes after two that warm up, and the peak of resident memory in MB."""
+    """Seconds of the forward + backward passes after two warm-up passes, and peak resident memory in MB."""
     if options.way == "kept":
         keep_freed_memory()
     torch.set_num_threads(options.threads)

@@ -1,7 +1,7 @@
-"""Which causal language models of the installed transformers can be coupled: the list in docs/coupling.md.
+"""Tests which causal language models of the installed transformers version can be coupled, for the list in docs/coupling.md.
 
-Every model type that transformers registers is built tiny and coupled with the self-check. It prints one line a type and, with
---write, replaces the list between the two markers in docs/coupling.md.
+A tiny model of every registered model type is built and coupled with the self-check. The script prints one line per type and,
+with --write, replaces the list between the two markers in docs/coupling.md.
 
     python benchmarks/architectures.py --write
     python benchmarks/architectures.py llama glm4
@@ -40,7 +40,7 @@ SECONDS = 30
 
 
 class _TimeoutError(BaseException):
-    """Not an Exception, which the self-check would take for a property that a model does not have."""
+    """Derived from BaseException because the self-check interprets an Exception as a property that the model lacks."""
 
 
 def main() -> None:

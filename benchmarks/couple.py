@@ -1,8 +1,8 @@
-"""What `couple` costs an existing model: transformers' Llama, 512 wide, 8 layers, 50,257 tokens, sdpa, with and without it.
+"""Cost of `couple` for an existing model: transformers' Llama of width 512 with 8 layers, 50,257 tokens and sdpa attention.
 
-Prints the seconds of the self-check first. Then the two models take turns; each round gives a ratio of speeds. Forward +
-backward has gradients of all weights; decoding is one whole call of `generate` for one sequence, prompt included, greedy
-and with the cache.
+Prints the duration of the self-check first. The coupled and the uncoupled model then alternate; each round gives a ratio of
+speeds. Forward + backward computes the gradients of all weights. Decoding is one call of `generate` for one sequence, greedy
+and with the cache, including the prompt.
 
     python benchmarks/couple.py
     python benchmarks/couple.py --variant hamiltonian --rounds 30
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", default="euler")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=512, help="of each training sequence")
+    parser.add_argument("--tokens", type=int, default=512, help="number of tokens in a training sequence")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def build(variant: str) -> dict[str, Llama]:
-    """The same weights twice, once coupled, with open gates."""
+    """Two models with the same weights, of which one is coupled with all gates set to 1."""
     torch.manual_seed(0)
     uncoupled = Llama(preset("small"))
     coupled = copy.deepcopy(uncoupled)
@@ -70,7 +70,7 @@ def build(variant: str) -> dict[str, Llama]:
 
 
 def seconds_of_check(uncoupled: Llama, variant: str) -> float:
-    """Of the call couple(model, verify="always") beyond couple(model, verify="never")."""
+    """Duration of the self-check: couple(model, verify="always") minus couple(model, verify="never")."""
     model = copy.deepcopy(uncoupled.model)
     seconds = []
     for verify in ("always", "never"):

@@ -1,6 +1,6 @@
-"""Time of the dynamics alone, forward and backward, in each implementation, and of their matrix products alone.
+"""Time of the dynamics alone, forward and backward, in each implementation, and time of their matrix products alone.
 
-The implementations alternate; each round gives a ratio to the reference. One whose values are wrong is not timed.
+The implementations alternate; each round gives a ratio to the reference. The script stops if an implementation is inaccurate.
 
     python benchmarks/dynamics.py --threads 1
     python benchmarks/dynamics.py --device cuda --dtype bfloat16 --batch 32
@@ -58,7 +58,7 @@ def report(inputs: tuple[Tensor, Tensor, MLPForce], impls: list[str], n_steps: i
         for x, y in zip(run(), expected, strict=True):
             error = float((x - y).float().norm() / y.float().norm())
             if error > 8 * torch.finfo(inputs[0].dtype).eps:
-                raise SystemExit(f"{impl} is wrong by {error:.1e} for {method}, n = {n_steps}: not timed")
+                raise SystemExit(f"{impl} has an error of {error:.1e} for {method}, n = {n_steps}: not timed")
 
     products = matrix_products(inputs[0], inputs[2], method, n_steps)
     times = measure([*runs.values(), products], rounds)
@@ -68,7 +68,7 @@ def report(inputs: tuple[Tensor, Tensor, MLPForce], impls: list[str], n_steps: i
         print(f"  {impl} {statistics.median(mine):6.2f}", end="")
         if impl != "reference":
             print(f" ({statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f})", end="")
-    print(f"  fused's products alone {statistics.median(times[-1]):6.2f}")
+    print(f"  matrix products of fused alone {statistics.median(times[-1]):6.2f}")
 
 
 def forward_and_backward(
@@ -82,10 +82,10 @@ def forward_and_backward(
 
 
 def matrix_products(qkv: Tensor, force: MLPForce, method: str, n_steps: int) -> Callable[[], None]:
-    """As many products of that size as the fused implementation takes, in float32 as there."""
+    """As many float32 products of the same size as the fused implementation computes."""
     moves = moves_of(method, n_steps)
     evaluations = moves.count("force")
-    # each evaluation has 2 products forward, 2 for the gradient of q and 2 for those of the weights
+    # Each evaluation has 2 products in the forward pass, 2 for the gradient of q, and 2 for the gradients of the weights.
     n = 6 * evaluations + replayed(moves)
     w = force.w1.detach().float()
     x = qkv.detach().float().flatten()[: qkv.numel() // 3].view(-1, len(w))
@@ -99,7 +99,7 @@ def matrix_products(qkv: Tensor, force: MLPForce, method: str, n_steps: int) -> 
 
 
 def replayed(moves: list[str]) -> int:
-    """Products of the replay: one for each force, and one for each kick that a later drift reads."""
+    """Number of products that the backward pass recomputes: one per force, and one per kick that a later drift reads."""
     kicks = [i for i, move in enumerate(moves) if "kick" in move and "drift" in moves[i:]]
     return moves.count("force") + len(kicks)
 
@@ -111,7 +111,7 @@ def measure(runs: list[Callable], rounds: int) -> list[list[float]]:
         for run, mine in zip(runs, times, strict=True):
             start = now()
             run()
-            if number >= 2:  # the first two warm up
+            if number >= 2:  # the first two rounds are a warm-up
                 mine.append(1e3 * (now() - start))
     return times
 

@@ -1,6 +1,6 @@
-"""Whether a token costs the same after a long prompt: time per token with the cache, after 64 and after 1,024 tokens.
+"""Decoding time per token with the cache after a short and a long prompt (64 and 1,024 tokens).
 
-The prompt itself and the first token are off the clock. The two lengths take turns; each round gives a ratio.
+The prompt and the first token are not timed. The two lengths alternate; each round gives a ratio.
 
     python benchmarks/generate.py
     python benchmarks/generate.py --variant hamiltonian
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="small")
     parser.add_argument("--variant", default="standard")
-    parser.add_argument("--tokens", type=int, default=64, help="timed after each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="number of timed tokens after each prompt")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
@@ -34,8 +34,8 @@ def main() -> None:
     print(f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}")
     print(f"{options.preset}, {options.variant}, {options.tokens} tokens, {options.rounds} rounds")
     for length in (SHORT, LONG):
-        print(f"after {length:>5,} tokens: {1000 / found[length].tokens_per_second:.2f} ms a token")
-    print(f"long over short: median {ratio.median:.3f}, quartiles {ratio.low:.3f} to {ratio.high:.3f}")
+        print(f"after {length:>5,} tokens: {1000 / found[length].tokens_per_second:.2f} ms per token")
+    print(f"time, long / short prompt: median {ratio.median:.3f}, quartiles {ratio.low:.3f} to {ratio.high:.3f}")
 
 
 def seconds_of_tokens(model: TransformerLM, length: int, tokens: int) -> float:

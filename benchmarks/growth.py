@@ -1,9 +1,9 @@
-"""How time and memory of forward + backward grow with the sequence length, the number of steps, the width and the depth.
+"""Scaling of time and memory of forward + backward with the sequence length, the number of steps, the width and the depth.
 
-Four sweeps of `coupledqk bench`, of standard, euler and hamiltonian at the size of the preset tiny with 8,192 tokens, each of
-which is saved before the next begins. The slopes are least-squares fits with 95% intervals from their residuals. For length
-and width they are exponents (log-log). For steps and layers they are linear: the share of the smallest standard model's
-time or memory that each additional one costs. The figure DATE-growth.svg shows all curves.
+Runs four sweeps of `coupledqk bench` with standard, euler and hamiltonian at preset tiny with 8,192 tokens, and saves each
+before the next begins. The slopes are least-squares fits with 95% intervals from their residuals. For length and width they are
+exponents (log-log fits). For steps and layers they are linear: the cost of each additional step or layer, as a share of the
+time or memory of the smallest standard model. The figure DATE-growth.svg shows all curves.
 
     python benchmarks/growth.py --save results/bench
     python benchmarks/growth.py --only widths depths --save results/bench
@@ -65,7 +65,7 @@ def slope_table(results: list[ThroughputResult]) -> str:
 
 
 def figure(results: list[ThroughputResult]) -> str:
-    """A row for each sweep: time and memory."""
+    """A figure with one row per sweep: time and memory."""
     drawn = [charts(result) for result in results]
     return chart_grid([chart for each in drawn for suffix, chart in each.items() if suffix != "-speed"], columns=2)
 

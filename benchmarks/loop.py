@@ -1,8 +1,8 @@
-"""What the training loop costs beyond a bare forward, backward and optimiser step, and how long it waits for data.
+"""Overhead of the training loop over bare forward, backward and optimizer steps, and the time it waits for data.
 
-Both sides train the same model on the same batches, in turns. The loop does all that a run does between two evaluations: it
-cuts batches out of the text, sets the learning rate, clips the gradient, watches for divergence and writes the logs. The
-bare side gets its batches ready made. Each round gives a ratio.
+Both train the same model on the same batches and alternate. The loop does everything that a run does between two evaluations:
+it slices batches from the text, sets the learning rate, clips the gradient, checks for divergence and writes the logs. The
+bare steps use batches that were prepared in advance. Each round gives a ratio.
 
     python benchmarks/loop.py
     python benchmarks/loop.py --preset nano --vocab 2048 --batch 8 --seq-len 256
@@ -35,7 +35,7 @@ from coupledqk.variants import preset
 
 
 class RandomText:
-    """The Task of predicting tokens that were drawn at random; it keeps the time that its batches take."""
+    """A Task of predicting random tokens, which records the time spent on making batches."""
 
     chance_loss = 1e9
 
@@ -63,12 +63,12 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=50_257)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=3, help="steps in a round")
+    parser.add_argument("--steps", type=int, default=3, help="number of steps in a round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    total = options.steps * (options.rounds + 1)  # a round warms up
+    total = options.steps * (options.rounds + 1)  # includes a warm-up round
     config = RunConfig(
         model=preset(options.preset, options.variant, vocab_size=options.vocab),
         train=TrainConfig(
@@ -79,7 +79,7 @@ def main() -> None:
             precision="fp32",
             eval_every=total + 1,
         ),
-        task=LMConfig(tokenizer="bytes"),  # not read
+        task=LMConfig(tokenizer="bytes"),  # not used
         runtime=RuntimeConfig(save_every=total + 1),
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -98,14 +98,14 @@ def report(config: RunConfig, folder: Path, steps: int, rounds: int) -> None:
         return seconds
 
     times = round_robin({"bare": lambda: seconds_of(bare_step, steps), "loop": loop}, rounds, print)
-    ratio = speeds(times, "loop", 1)["bare"].relative  # of speeds, bare over loop: the loop's time over the bare one's
+    ratio = speeds(times, "loop", 1)["bare"].relative  # ratio of speeds bare / loop = ratio of times loop / bare
     size = f"{config.train.batch_size} × {config.train.seq_len}"
     print(f"{machine()}, torch {versions()['torch']}, {torch.get_num_threads()} threads, commit {commit()}")
     print(
         f"{config.model.n_layers} layers of {config.model.d_model}, {size} tokens, fp32, {rounds} rounds of {steps} steps"
     )
-    print(f"time of the loop over bare steps: median {ratio.median:.4f}, quartiles {ratio.low:.4f} to {ratio.high:.4f}")
-    print(f"share of the loop's time that it waits for data: median {statistics.median(waits[1:]):.4%}")
+    print(f"time, loop / bare steps: median {ratio.median:.4f}, quartiles {ratio.low:.4f} to {ratio.high:.4f}")
+    print(f"share of the loop's time spent waiting for data: median {statistics.median(waits[1:]):.4%}")
 
 
 def bare_steps(config: RunConfig, task: RandomText) -> Callable[[], None]:

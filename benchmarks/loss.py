@@ -1,7 +1,7 @@
-"""The lean loss against the plain one: time and peak memory of forward + backward for so many rows and so large a vocabulary.
+"""Time and peak memory of forward + backward of the chunked cross-entropy loss (lean) and of the plain one.
 
-Time: the two take turns; each round gives a ratio. Memory: each once in a process of its own, the peak of resident memory less
-what was resident with inputs and weight in place.
+For the time, the two alternate and each round gives a ratio. The memory of each is measured once in a separate process: the
+peak resident memory minus the resident memory after the inputs and the weight were created.
 
     python benchmarks/loss.py
 """
@@ -40,9 +40,9 @@ def main() -> None:
     peaks = {name: float(subprocess.check_output([*sys.orig_argv, "--measure-memory", name])) for name in LOSSES}
     print(f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}")
     print(f"{options.rows:,} × {options.vocabulary:,}, width {options.width}, {options.rounds} rounds")
-    print(f"time, lean over plain: median {ratio.median:.3f}, quartiles {ratio.low:.3f} to {ratio.high:.3f}")
+    print(f"time, lean / plain: median {ratio.median:.3f}, quartiles {ratio.low:.3f} to {ratio.high:.3f}")
     print(
-        f"peak memory: plain {peaks['plain']:,.0f} MB, lean {peaks['lean']:,.0f} MB: {peaks['lean'] / peaks['plain']:.3f}"
+        f"peak memory: plain {peaks['plain']:,.0f} MB, lean {peaks['lean']:,.0f} MB, ratio {peaks['lean'] / peaks['plain']:.3f}"
     )
 
 

@@ -1,8 +1,8 @@
-"""How fast rows of associative recall are made, against a loop over rows with numpy's `choice`.
+"""Speed of generating associative recall (MQAR) data, compared with a loop over rows with numpy's `choice`.
 
-The loop draws each row's keys, values and slots by `choice` and writes the row. `zoology_mqar` must draw by the same numbers
-in the same order, so it can save only what lies around them. `paper_mqar` is free to draw all rows at once. The two
-alternate; each round gives a ratio.
+The loop draws each row's keys, values and slots with `choice` and writes the row. `zoology_mqar` must consume the same random
+numbers in the same order, so it can only avoid the overhead around them. `paper_mqar` may draw all rows at once. The loop
+and our function alternate; each round gives a ratio.
 
     python benchmarks/mqar.py
     python benchmarks/mqar.py --rounds 21 --examples 3000
@@ -23,7 +23,7 @@ from coupledqk.provenance import machine
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=500, help="rows of zoology_mqar")
+    parser.add_argument("--examples", type=int, default=500, help="number of rows of zoology_mqar")
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def by_row(vocab_size: int, num_examples: int, length: int, pairs: int) -> tuple
 
 
 def compare(what: str, loop: Callable[[], object], ours: Callable[[], object], rounds: int) -> None:
-    times = [(seconds(loop), seconds(ours)) for _ in range(rounds + 1)][1:]  # the first warms up
+    times = [(seconds(loop), seconds(ours)) for _ in range(rounds + 1)][1:]  # the first round is a warm-up
     ratios = [by_loop / by_us for by_loop, by_us in times]
     by_loop, by_us = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
     low, median, high = statistics.quantiles(ratios, n=4) if rounds > 1 else 3 * ratios

@@ -1,8 +1,8 @@
-"""All measurements that docs/performance.md shows, in order of value, within a time limit: for the minutes a machine is quiet.
+"""Runs all measurements of docs/performance.md within a time limit, the most important first, on a quiet machine.
 
-Each part is a command. Its output is printed and appended to DATE-quiet.md in the folder, beside the result files that the
-command saves itself. A part that is in the file already is not run again, so an interrupted suite continues where it stopped;
-a part that would not fit into the remaining time is left out, and a shorter one after it is tried.
+Each part is a command. Its output is printed and appended to DATE-quiet.md in the results folder, next to the result files that
+the command saves. Parts that are already in that file are not run again, so an interrupted suite can be resumed. A part that
+does not fit into the remaining time is skipped, and the next shorter one is tried.
 
     python benchmarks/quiet.py --list
     python benchmarks/quiet.py --minutes 25
@@ -30,13 +30,13 @@ LAUNCHES = ("--launches", "5")
 class Part:
     name: str
     minutes: float
-    """Expected duration on two quiet cores. It is stopped after twice as long."""
+    """Expected duration on two quiet cores. The part is stopped after twice this time."""
     command: tuple[str, ...]
-    """Arguments of Python in the root of the repository; {save} is the folder for results."""
+    """Arguments of the Python interpreter, run in the root of the repository; {save} is the folder for results."""
 
     @property
     def script(self) -> Path | None:
-        """The file it needs, if it is not a command of the package."""
+        """The script that the part runs; None if it is a command of the package."""
         return ROOT / self.command[0] if self.command[0].endswith(".py") else None
 
 
@@ -75,15 +75,17 @@ PARTS = (
     ),
     Part("growth", 9, ("benchmarks/growth.py", "--save", "{save}")),
 )  # fmt: skip
-"""In order of value. Peak memory does not depend on how busy the machine is: that part and its one round can wait."""
+"""Parts in order of importance. Peak memory does not depend on the machine's load, so its part comes late with one round."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=25.0, help="time limit of all parts")
+    parser.add_argument("--minutes", type=float, default=25.0, help="time limit for all parts")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="parts to run")
-    parser.add_argument("--save", type=Path, default=Path("results/bench"), help="folder for results, from the root")
-    parser.add_argument("--log", type=Path, help="file for the output; SAVE/DATE-quiet.md unless given")
+    parser.add_argument(
+        "--save", type=Path, default=Path("results/bench"), help="folder for results, relative to the root"
+    )
+    parser.add_argument("--log", type=Path, help="file for the output (default: SAVE/DATE-quiet.md)")
     parser.add_argument("--list", action="store_true", help="print the commands and their expected minutes")
     options = parser.parse_args()
     save = ROOT / options.save
@@ -99,7 +101,7 @@ def main() -> None:
 def run_all(
     parts: Sequence[Part], minutes: float, save: Path, log: Path, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Runs the parts that are not in the log, as long as there is time for them."""
+    """Runs the parts that are not in the log yet, within the time limit."""
     end = clock() + 60 * minutes
     for part in parts:
         done = log.read_text("utf-8") if log.is_file() else ""
@@ -115,7 +117,7 @@ def run_all(
 
 
 def run(part: Part, save: Path, log: Path) -> None:
-    """Runs a part, prints its output as it comes, and appends it to the log if it succeeded."""
+    """Runs a part, prints its output as it arrives, and appends it to the log if the part succeeds."""
     print(f"{part.name}: {shown(part, save)}", flush=True)
     start, lines = time.monotonic(), []
     command = [sys.executable, *(word.format(save=save) for word in part.command)]

@@ -1,9 +1,10 @@
-"""How long an analysis takes, against nothing but the singular values of the same maps, and in how much memory.
+"""Time and memory of an analysis, compared with computing only the singular values of the same attention maps.
 
-Ours is all of `survey`: the forward pass, the maps, every measure of them, and how q and k move. Bare are the singular values
-of the same maps by the same route: in PyTorch's own batched call, and in ours, which gives each thread a map of its own. All
-alternate, sequence by sequence. Then the routes to singular values are compared, in time and in the error of the effective
-rank. Without a run the model has initial weights, with queries and keys scaled up until the maps are as sharp as trained ones.
+The analysis is all of `survey`: the forward pass, the maps, all of their measures, and the motion of q and k. The singular
+values alone are computed by the same method, in PyTorch's batched call and in our function, which gives each thread one map
+at a time. All of them alternate sequence by sequence. Then methods for singular values are compared in time and in the error
+of the effective rank. Without --run the model has initial weights, with q and k scaled so that maps are as sharp as trained
+ones.
 
     python benchmarks/rank.py                                # small, 25 sequences of 512 tokens
     python benchmarks/rank.py --variant standard --sequences 4 --threads 1
@@ -55,7 +56,7 @@ def sharp(preset: str, variant: str) -> TransformerLM:
 
 
 def tokens_of(model: TransformerLM, length: int, seed: int) -> Tensor:
-    """Words as rare as in text: the n-th token about n times as rare as the first."""
+    """Random tokens with Zipf's distribution: the n-th token is n times as rare as the first."""
     generator = torch.Generator().manual_seed(seed)
     frequencies = 1 / torch.arange(1, model.config.vocab_size + 1)
     return torch.multinomial(frequencies, length, replacement=True, generator=generator)[None]
@@ -76,7 +77,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def compare(model: TransformerLM, sequences: int, length: int) -> None:
-    survey(model, [tokens_of(model, length, seed=0)])  # warms up
+    survey(model, [tokens_of(model, length, seed=0)])  # warm-up
     ours = batched = threaded = 0.0
     for seed in range(sequences):
         tokens = tokens_of(model, length, seed)
@@ -90,9 +91,9 @@ def compare(model: TransformerLM, sequences: int, length: int) -> None:
         f"singular values alone, PyTorch's batched call: {batched:.2f} s; ours takes {ours / batched:.3f} times as long"
     )
     print(
-        f"singular values alone, a map to each thread:   {threaded:.2f} s; ours takes {ours / threaded:.3f} times as long"
+        f"singular values alone, one map per thread:     {threaded:.2f} s; ours takes {ours / threaded:.3f} times as long"
     )
-    print(f"peak memory of this process {peak_megabytes():.0f} MB")
+    print(f"peak memory of this process: {peak_megabytes():.0f} MB")
 
 
 def roots_of_gram(maps: Tensor) -> Tensor:
@@ -104,12 +105,12 @@ ROUTES: dict[str, Callable[[Tensor], Tensor]] = {
     "svdvals, float32": torch.linalg.svdvals,
     "eigvalsh of A Aᵀ, float32": roots_of_gram,
     "eigvalsh of A Aᵀ, float64": lambda maps: roots_of_gram(maps.double()),
-    "the same, a map to each thread": singular_values,
+    "the same, one map per thread": singular_values,
 }
 
 
 def compare_routes(model: TransformerLM, length: int) -> None:
-    """On the maps of one sequence; the error is the largest, relative to the effective rank by the first route."""
+    """Compares the methods on the maps of one sequence, by time and by maximum error relative to the first method."""
     times, errors = dict.fromkeys(ROUTES, 0.0), dict.fromkeys(ROUTES, 0.0)
     lowest, highest, n_maps = float("inf"), 0.0, 0
     for maps in layer_maps(model, tokens_of(model, length, seed=0)):
@@ -126,7 +127,7 @@ def compare_routes(model: TransformerLM, length: int) -> None:
             errors[name] = max(errors[name], float((effective_rank(sigma.double()) / truth - 1).abs().max()))
     print(f"{n_maps} maps of effective rank {lowest:.1f} to {highest:.1f}")
     for name in ROUTES:
-        print(f"  {name:<34} {1e3 * times[name] / n_maps:7.2f} ms a map, error {errors[name]:.1e}")
+        print(f"  {name:<34} {1e3 * times[name] / n_maps:7.2f} ms per map, error {errors[name]:.1e}")
 
 
 def peak_megabytes() -> float:

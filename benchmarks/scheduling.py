@@ -1,7 +1,8 @@
-"""What the laboratory costs beyond training, and what a second job gains.
+"""Overhead of the laboratory over bare training, and the speedup from a second job.
 
-The same cells of the mini recipe are trained three times: one after another in this process, with nothing around them; by the
-laboratory with one job; and with several. Its share is what the first two differ by, the start of its worker included.
+The same cells of the mini recipe are trained three times: sequentially in this process without the laboratory, by the
+laboratory with one job, and by the laboratory with several jobs. The overhead is the difference between the first two,
+including the start of the worker process.
 
     python benchmarks/scheduling.py
     python benchmarks/scheduling.py --cells 12 --steps 464 --jobs 2
@@ -41,13 +42,15 @@ def main() -> None:
         one = seconds(plan(out / "one", arguments.cells, arguments.steps), 1)
         several = seconds(plan(out / "several", arguments.cells, arguments.steps), arguments.jobs)
     print(f"{machine()}; {versions()}; commit {commit()}")
-    print(f"{arguments.cells} cells of {arguments.steps} steps: {bare:.1f} s alone, {one:.1f} s with one job")
-    print(f"scheduling: {100 * (one - bare) / one:+.2f}% of the grid's wall time")
-    print(f"{arguments.jobs} jobs: {several:.1f} s, {one / several:.2f}× one")
+    print(
+        f"{arguments.cells} cells of {arguments.steps} steps: {bare:.1f} s without the laboratory, {one:.1f} s with one job"
+    )
+    print(f"scheduling: {100 * (one - bare) / one:+.2f}% of the grid's wall-clock time")
+    print(f"{arguments.jobs} jobs: {several:.1f} s, {one / several:.2f} × the speed of one job")
 
 
 def plan(out: Path, n_cells: int, steps: int) -> Plan:
-    """The first cells of the ablation, shortened."""
+    """The first cells of the ablation experiment, with fewer steps."""
     experiment: Experiment = load("ablation")
     settings = {**experiment.scales["mini"].settings, "steps": steps, "warmup": steps // 15}
     scale = replace(experiment.scales["mini"], settings=settings)

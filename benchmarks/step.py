@@ -1,7 +1,7 @@
-"""What a training step and a decoded token take, in numbers that do not depend on the machine's load.
+"""Costs of a training step and of a decoded token that do not depend on the machine's load.
 
-For each variant: the operators that PyTorch runs for a forward and backward pass and for one decoded token (views included,
-and those inside of other operators), and the bytes kept for the backward pass, also relative to standard.
+For each variant: the number of operators that PyTorch runs in a forward and backward pass and for one decoded token (including
+views and operators called by other operators), and the bytes saved for the backward pass, also relative to standard.
 
     python benchmarks/step.py
     python benchmarks/step.py --preset small --batch 2 --tokens 512 --positions rope
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def bytes_kept(model: TransformerLM, tokens: torch.Tensor) -> int:
-    """Storages that the backward pass of all blocks keeps, the weights left out."""
+    """Bytes of all storages saved for the backward pass of the blocks, without weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 

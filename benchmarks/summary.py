@@ -1,8 +1,8 @@
-"""The tables of docs/performance.md from result files, as Markdown: nothing is measured.
+"""Prints the tables of docs/performance.md as Markdown, from result files.
 
-Training: speeds relative to standard, eager and compiled in two columns, each the median over launches with its interval (in
-files of one launch, the median over rounds with its quartiles). Decoding: relative to the baseline of the file. If
-files have the same row, the speed with the most timings counts, and the last memory that was measured.
+Training speeds are relative to standard, with a column for eager and one for compiled models. Each is the median over launches
+with its interval, or the median over rounds with quartiles in files of one launch. Decoding speeds are relative to the
+file's baseline. If several files contain the same row, the speed with the most timings and the last measured memory are used.
 
     python benchmarks/summary.py results/bench/2026-11-16-throughput-2.json results/bench/2026-11-17-throughput.json
     python benchmarks/summary.py results/bench/2026-11-16-decode-3.json
@@ -24,7 +24,7 @@ PAPER_STEPS = (None, 3)
 
 @dataclass
 class Line:
-    """What is known of one attention variant or peer."""
+    """The measurements of one attention variant or peer."""
 
     timings: int = 0
     eager: str = NOTHING
@@ -36,7 +36,7 @@ class Line:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="JSON files of `coupledqk bench --save`")
+    parser.add_argument("files", nargs="+", type=Path, help="JSON files written by `coupledqk bench --save`")
     options = parser.parse_args()
     results = {path: read_result(path) for path in options.files}
     training = [result for result in results.values() if isinstance(result, ThroughputResult)]

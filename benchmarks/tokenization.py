@@ -1,12 +1,12 @@
-"""How fast a corpus is prepared, against tiktoken alone, and in how much memory.
+"""Speed and memory of preparing a corpus, compared with tiktoken alone.
 
-Our time is all of `prepare` from an empty cache: reading, checking and splitting the text, encoding in `--jobs` processes (by
-default one per core), hashing, and writing to disk. Tiktoken's is the encoding of the same documents, which lie in memory,
-on as many threads as there are cores. The two alternate; each round gives a ratio.
+Our time is that of `prepare` with an empty cache: reading, checking and splitting the text, encoding in `--jobs` processes (by
+default one per core), hashing, and writing to disk. The time of tiktoken is that of encoding the same documents from memory
+with one thread per core. The two alternate; each round gives a ratio.
 
     python benchmarks/tokenization.py --megabytes 64
     python benchmarks/tokenization.py --megabytes 1000 --rounds 3
-    python benchmarks/tokenization.py --megabytes 200 --jobs 1      # without other processes
+    python benchmarks/tokenization.py --megabytes 200 --jobs 1      # in a single process
     python benchmarks/tokenization.py --text my.txt
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--text", help="a corpus by name or path; the default is python-stdlib")
     parser.add_argument("--megabytes", type=float, default=32, help="the corpus is repeated up to this size")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=CORES, help="processes that tokenize")
+    parser.add_argument("--jobs", type=int, default=CORES, help="number of processes that tokenize")
     parser.add_argument("--measure-memory", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure_memory:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def documents(corpus: str, size: float) -> Iterator[str]:
-    """The corpus' documents over and over, until there are `size` bytes."""
+    """The documents of the corpus, repeated until there are `size` bytes."""
     pieces = [piece for _, piece in open_corpus(DataConfig(corpus=corpus)).stream()]
     parts: list[str] = []
     for piece in chain.from_iterable(repeat(pieces)):
@@ -88,7 +88,7 @@ def report(text: Path, rounds: int, jobs: int) -> None:
 
 
 def seconds_of_tiktoken(text: Path) -> float:
-    """The documents are taken in batches, so that the lists of ids of a large text need not be in memory at once."""
+    """Seconds of tiktoken's encoding. Documents are encoded in batches to limit the memory of the lists of ids."""
     batch, size, seconds = [], 0, 0.0
     encoding = tiktoken_gpt2()
     for document in [*text.read_text().split(SEPARATOR), None]:
@@ -104,7 +104,7 @@ def seconds_of_tiktoken(text: Path) -> float:
 
 
 def tiktoken_gpt2() -> tiktoken.Encoding:
-    """Tiktoken's own encoding, made from the vocabulary that we have instead of a download."""
+    """Tiktoken's GPT-2 encoding, built from our copy of the vocabulary instead of a download."""
     from tiktoken_ext.openai_public import r50k_pat_str
 
     ranks = {token: rank for rank, token in enumerate(gpt2().tokens[:-1])}
@@ -125,7 +125,7 @@ def seconds_of_prepare(text: Path, number: int, jobs: int) -> float:
 
 
 def peak_megabytes() -> float:
-    """Of this process alone: getrusage would count what the parent held when it started us."""
+    """Peak resident memory of this process. getrusage would include the memory of the parent at the start of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
 

@@ -1,10 +1,11 @@
-"""What the laboratory's statistics promise, by long simulations; and the prior of `compare`, from the outcomes of experiments.
+"""Checks the laboratory's statistics by long simulations, and estimates the prior of `compare` from outcomes of experiments.
 
     python benchmarks/verdicts.py
     python benchmarks/verdicts.py --trials 2000
     python benchmarks/verdicts.py --prior results/lab/qk-norm-mini.json
 
-The first prints Markdown tables of coverage, error rates and power. The last writes the package's compare_prior.json.
+The first command prints Markdown tables of coverage, error rates and power. The last one writes the package's
+compare_prior.json.
 """
 
 import argparse
@@ -61,8 +62,10 @@ def show_coverage(trials: int) -> None:
 
 
 def show_sequential(trials: int) -> None:
-    print("\nSequential tests at 5%: some test significant, all intervals contain the truth, pairs at the stop\n")
-    print("| looks | prior's df | effect / sd | significant | covered | pairs | a single test needs |")
+    print(
+        "\nSequential tests at 5%: share with a significant test, share with all intervals correct, mean pairs at the stop\n"
+    )
+    print("| looks | prior's df | effect / sd | significant | covered | pairs | pairs for a single test |")
     print("| --- | --: | --: | --: | --: | --: | --: |")
     for last in (8, 16, 32):
         for prior_df in (0.0, compare_prior().df):
