@@ -137,9 +137,9 @@ def code(number: int) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.ENOSPC, "no space left to write .*make room"),
+        (errno.ENOSPC, "no space left to write .*free some space"),
         (errno.EDQUOT, "no space left to write"),
-        (errno.EACCES, "no permission to write .*choose another place"),
+        (errno.EACCES, "no permission to write .*choose another path"),
         (errno.EROFS, "read-only; choose another folder"),
         (errno.EMFILE, "too many files are open; raise the limit"),
         (errno.ENOMEM, "out of memory"),
@@ -166,11 +166,11 @@ def test_what_the_system_refuses_is_said_in_one_line_and_the_old_content_stays(
     ("name", "says"),
     [
         ("a" * 300, "the name is too long"),
-        ("file/below", "a file is where a folder is expected"),
+        ("file/below", "there is a file where a folder is expected"),
         ("folder", "a folder"),
-        ("nul\0", "no file can have this name"),
-        ("\ud800", "no file can have this name"),
-        ("circle/x", "choose another place"),
+        ("nul\0", "this is not a valid file name"),
+        ("\ud800", "this is not a valid file name"),
+        ("circle/x", "choose another path"),
     ],
 )
 def test_places_where_nothing_can_be_written_or_read_are_refused_in_one_line(tmp_path, name, says):

@@ -182,7 +182,7 @@ def test_what_processes_disagree_about_is_refused_once(job: Finished) -> None:
     reports = [json.loads((job.folder / f"report-{rank}.json").read_text()) for rank in range(2)]
     expected = {
         "settings": "different settings: runtime.micro_batch is 1 on the first and 2 on rank 1, train.lr is 0.1 on the first",
-        "batch": "batch_size=1 cannot be shared by 2 processes: start at most 1",
+        "batch": "batch_size=1 is too small for 2 processes: start at most 1",
         "folder": "holds another run; different are seed (0 there, 5 now)",
     }
     for what, line in expected.items():
@@ -208,7 +208,7 @@ def test_a_killed_process_ends_the_job_in_one_line_and_torchrun_resumes_it(text:
     lines = [line for line in done.stderr.splitlines() if line.startswith("coupledqk: ")]
     assert len(lines) == 1, done.stderr
     assert "lost contact with another process" in lines[0]
-    assert "the same command resumes from it" in lines[0]
+    assert "run the same command again to resume" in lines[0]
     assert "Traceback" not in done.stderr
     assert done.stdout.count("Perplexity: exp of the mean loss") == 1
     run = Run.open(tmp_path / "run")
@@ -230,7 +230,7 @@ def test_sharding_without_torchrun_is_refused(text: Path, tmp_path: Path, capsys
 def test_shards_that_cannot_be_written_end_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "optimizer").write_text("a file where the folder of the shards should be")
     state = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}}
-    with pytest.raises(FileError, match=r"cannot write .*optimizer .*: make room") as error:
+    with pytest.raises(FileError, match=r"cannot write .*optimizer .*: free some space") as error:
         save_sharded(state, tmp_path, is_first=True, group=None)
     assert "\n" not in str(error.value)
 

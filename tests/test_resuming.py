@@ -122,7 +122,7 @@ def test_when_no_good_checkpoint_is_left_nothing_is_overwritten(text: Path, tmp_
     run_to(tiny(text), tmp_path / "run", stop_at=6)
     for checkpoint in (tmp_path / "run/checkpoints").glob("step-*"):
         (checkpoint / "state.pt").write_bytes(b"")
-    with pytest.raises(CoupledQKError, match="no good one is left"):
+    with pytest.raises(CoupledQKError, match="no usable checkpoint is left"):
         run_to(tiny(text), tmp_path / "run")
     assert RunFolder(tmp_path / "run").metrics("train")
 

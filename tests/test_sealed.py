@@ -120,7 +120,7 @@ def test_a_flip_before_all_checkpoints_is_said_and_nothing_is_overwritten(text: 
     run = run_to(tiny(text), tmp_path / "run")
     flip_line(run.path / "metrics.jsonl", 2)
     before = (run.path / "metrics.jsonl").read_bytes()
-    with pytest.raises(CoupledQKError, match=r"line 2, is damaged .* no good one is left"):
+    with pytest.raises(CoupledQKError, match=r"line 2, is damaged .* no usable checkpoint is left"):
         run_to(tiny(text), tmp_path / "run")
     assert (run.path / "metrics.jsonl").read_bytes() == before
     assert run.result
@@ -138,7 +138,7 @@ def test_a_log_that_ends_early_is_found(text: Path, tmp_path: Path) -> None:
     (stopped.path / "metrics.jsonl").write_text("".join(lines[:-1]))
     notes = []
     again = run_to(tiny(text), tmp_path / "stopped", hear=lambda event: notes.extend(getattr(event, "notes", ())))
-    assert "step-0000009 was passed over" in notes[0]
+    assert "step-0000009 was skipped" in notes[0]
     assert trained_bits(again) == trained_bits(run_to(tiny(text), tmp_path / "whole"))
 
 

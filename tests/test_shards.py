@@ -250,7 +250,9 @@ def test_an_empty_corpus_is_refused(tmp_path, content):
 
 def test_a_cache_that_cannot_be_written_is_said(config, monkeypatch):
     monkeypatch.setenv("COUPLEDQK_CACHE", config.corpus)
-    with pytest.raises(CoupledQKError, match=r"cannot write .*: a file is where a folder is expected.*COUPLEDQK_CACHE"):
+    with pytest.raises(
+        CoupledQKError, match=r"cannot write .*: there is a file where a folder is expected.*COUPLEDQK_CACHE"
+    ):
         prepare(config)
 
 

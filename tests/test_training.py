@@ -148,8 +148,8 @@ def test_step_sizes_and_lambdas_are_logged_per_head(text: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("variant", "lr", "says"),
     [
-        ("standard", 20.0, "worse than guessing|became (nan|inf)"),  # which comes first depends on rounding
-        ("hamiltonian", 2.0, "worse than guessing|became (nan|inf)"),
+        ("standard", 20.0, "worse than chance|became (nan|inf)"),  # which comes first depends on rounding
+        ("hamiltonian", 2.0, "worse than chance|became (nan|inf)"),
         ("standard", 1e30, "became (nan|inf)"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_loss_worse_than_guessing_is_given_twenty_steps_and_no_later_checkpoin
 ) -> None:
     config = tiny(text, steps=50, save_every=1, micro_batch=2, batch_size=2)
     checkpoints = Checkpoints(tmp_path, keep=100)
-    with pytest.raises(DivergedError, match=r"above 3\.00, worse than guessing, for 20 steps at step 27") as error:
+    with pytest.raises(DivergedError, match=r"above 3\.00, worse than chance, for 20 steps at step 27") as error:
         list(train(torch.nn.Linear(2, 2), Hopeless(good_steps=7), config, checkpoints))
     # the first bad loss, at step 8, is that of the weights after 7 updates
     assert f"the last good checkpoint is {tmp_path / 'step-0000006'}." in str(error.value)

@@ -93,7 +93,7 @@ def examine() -> Iterator[Finding]:
     for name, check in checks.items():
         try:
             yield Finding(name, *check())
-        except Exception as error:  # an import can fail for any reason; the reason is the finding
+        except Exception as error:  # an import can fail in many ways, which are reported as findings
             yield Finding(name, "problem", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
@@ -108,7 +108,9 @@ def _packages() -> Iterator[Finding]:
     for extra in [None, *extras]:
         troubles = [trouble for each in asked if each.extra == extra and (trouble := each.trouble())]
         if extra is None:
-            text = f"{'; '.join(troubles)}: pip install coupledqk" if troubles else "all that are always needed"
+            text = (
+                f"{'; '.join(troubles)}: pip install coupledqk" if troubles else "all required packages are installed"
+            )
             yield Finding("packages", "problem" if troubles else "ok", text)
         elif troubles:
             yield Finding(f"extra {extra}", "absent", f"{'; '.join(troubles)}: pip install 'coupledqk[{extra}]'")
@@ -165,9 +167,9 @@ def _tokenizer() -> tuple[State, str]:
     tokenizer = train_bpe("bpe:300", [text])
     same = tokenizer.decode(tokenizer.encode(text)) == text
     return (
-        ("ok", "a BPE was trained, and encodes a text without loss")
+        ("ok", "a BPE tokenizer was trained and encodes a text losslessly")
         if same
-        else ("problem", "a text came back changed")
+        else ("problem", "decoding an encoded text did not reproduce it")
     )
 
 
@@ -177,7 +179,7 @@ def _matrix_products(size: int = 1024, seconds: float = 0.3) -> tuple[State, str
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(size, size, device=device)
-    float((x @ x)[0, 0])  # the first product loads libraries
+    float((x @ x)[0, 0])  # warm-up: the first product loads libraries
     count, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         float((x @ x)[0, 0])  # waits for the device

@@ -1,7 +1,7 @@
-"""The one place where files are read and written: whole or not at all, within limits, with errors in one line. Torch-free.
+"""Reading and writing files: atomic writes, size limits, and one-line errors. Torch-free.
 
-What can go wrong with a file is a `FileError` that says what to do: no space, no permission, a name that is too long, a file
-where a folder is expected, too many open files, no memory, text that is not UTF-8, a size beyond the limit.
+Failures are reported as a `FileError` with advice: no space, no permission, a name that is too long, a file where a folder is
+expected, too many open files, no memory, text that is not UTF-8, a size beyond the limit.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from .errors import CoupledQKError
 from .schema import parse_json, parse_toml
 
 LARGEST = 1 << 28
-"""Default limit of the size of a file that is read as a whole, in bytes."""
+"""Default size limit in bytes for a file that is read into memory."""
 
 PathLike = str | os.PathLike[str]
 
 
 class FileError(CoupledQKError):
-    """A file cannot be read or written. The message says why and what to do."""
+    """A file cannot be read or written. The message states the reason and what to do."""
 
 
 def read_bytes(path: PathLike, largest: int = LARGEST) -> bytes:
@@ -61,7 +61,7 @@ def read_text(path: PathLike, largest: int = LARGEST) -> str:
 
 
 def read_json(path: PathLike, advice: str, largest: int = LARGEST) -> Any:
-    """The value in a JSON file. `advice` is what the user can do if it is damaged."""
+    """Reads the value in a JSON file. `advice` ends the error message for a damaged file and tells the user what to do."""
     try:
         return parse_json(read_text(path, largest))
     except FileError:
@@ -92,11 +92,11 @@ def write_atomic(path: PathLike, data: bytes | str) -> None:
 
 @contextmanager
 def atomic_path(path: PathLike, replace: bool = False) -> Iterator[Path]:
-    """Yields a temporary sibling of `path` to write a file or a folder at; a clean exit brings it to disk under `path`.
+    """Yields a temporary sibling of `path` to write a file or a folder to. On success it is flushed and renamed to `path`.
 
-    A file replaces the one that is there. A folder does not, and FileExistsError is raised if `path` is one already; with
-    `replace` it does: the old folder is under the name `path`~ for the instant between two renamings. After an error `path`
-    is as it was and the temporary is gone. What a killed process has left of earlier attempts is removed.
+    A file replaces an existing one. If `path` is an existing folder, FileExistsError is raised, or with `replace` the folder is
+    replaced: the old one is named `path`~ between the two renames. After an error, `path` is unchanged and the temporary is
+    removed. Temporaries left by processes that were killed are removed as well.
     """
     path = Path(path)
     with file_errors(path, "write"):
@@ -117,7 +117,7 @@ def atomic_path(path: PathLike, replace: bool = False) -> Iterator[Path]:
             try:
                 os.replace(temporary, path)
             except OSError as error:
-                if error.errno == errno.ENOTEMPTY:  # another process made the folder after we looked
+                if error.errno == errno.ENOTEMPTY:  # another process created the folder after the check
                     raise _ExistsError from None
                 raise
             _flush(path.parent)
@@ -129,7 +129,7 @@ def atomic_path(path: PathLike, replace: bool = False) -> Iterator[Path]:
 
 
 class _ExistsError(Exception):
-    """The folder that was to be written exists."""
+    """The folder to be written already exists."""
 
 
 def _aside(path: Path) -> Path:
@@ -148,7 +148,7 @@ def make_folder(path: PathLike) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder. A crash leaves it complete, or as a temporary that `remove_leftovers` removes."""
+    """Removes a folder. After a crash it is either complete, or a temporary that `remove_leftovers` removes."""
     with file_errors(path, "remove"):
         gone = temporary_name(path)
         os.replace(path, gone)
@@ -167,7 +167,7 @@ def digest(*values: object) -> str:
 
 
 _KEPT = 50
-"""Characters of a name that its temporaries begin with, so that they are not too long where the name is not."""
+"""Number of leading characters of a name that are used in its temporary names, so that these do not become too long."""
 _TEMPORARY = re.compile(r"\..*\.(?P<place>[0-9a-f]{8})-(?P<process>[0-9]+)-[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -177,12 +177,12 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a temporary, of a running or a killed writer."""
+    """Whether this is the name of a temporary, whether its writer is running or was killed."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the temporaries in a folder whose writers have died on this machine."""
+    """Removes the temporaries in a folder whose writers ran on this machine and no longer exist."""
     if folder.is_dir():
         with file_errors(folder, "read"):
             _remove_leftovers(folder, ".")
@@ -197,7 +197,7 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
 
 @functools.cache
 def _place() -> str:
-    """Names the processes among which a number means one process: those of a machine, or of a container on it."""
+    """Identifies the PID namespace of this process: the machine, and the container on it if any."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -207,18 +207,18 @@ def _place() -> str:
 
 def _is_alive(process: int) -> bool:
     if os.name == "nt":
-        return True  # asking would end it
+        return True  # on Windows, os.kill would terminate the process
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True  # another user's
+        return True  # it belongs to another user
     return True
 
 
 def _discard(path: Path) -> None:
-    """Removes a file or a folder, as far as possible: what is left is removed by the next process that writes there."""
+    """Removes a file or a folder as far as possible. The next process that writes there removes the rest."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -240,7 +240,7 @@ def _flush(path: Path) -> None:
 def file_errors(path: PathLike, verb: Literal["read", "write", "remove"]) -> Iterator[None]:
     """Converts errors of the operating system into a FileError with advice."""
     if not _is_name(os.fspath(path)):
-        raise FileError(f"cannot {verb} {os.fspath(path)!r}: no file can have this name; choose another one")
+        raise FileError(f"cannot {verb} {os.fspath(path)!r}: this is not a valid file name; choose another one")
     try:
         yield
     except OSError as error:
@@ -259,15 +259,15 @@ def _is_name(path: str) -> bool:
 _ADVICE = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-    errno.ENOTDIR: "a file is where a folder is expected; choose another place",
-    errno.EEXIST: "a file is where a folder is expected; choose another place",
+    errno.ENOTDIR: "there is a file where a folder is expected; choose another path",
+    errno.EEXIST: "there is a file where a folder is expected; choose another path",
     errno.EISDIR: "it is a folder; name a file",
     errno.EMFILE: "too many files are open; raise the limit with `ulimit -n`",
     errno.ENFILE: "too many files are open on this machine; close other programs",
     errno.ENOMEM: "out of memory; close other programs",
     errno.EFBIG: "the file would be larger than allowed; raise the limit with `ulimit -f`, or use another file system",
-    errno.EIO: "the device reports an error; check the disk, and copy what is on it",
-    errno.ELOOP: "its symbolic links lead in a circle; remove one of them",
+    errno.EIO: "input/output error of the device; check the disk, and back up its data",
+    errno.ELOOP: "its symbolic links form a loop; remove one of them",
     errno.ENOENT: "there is no such file or folder; check the name",
 }
 
@@ -277,11 +277,11 @@ def explained(error: OSError, path: PathLike, verb: str = "use") -> FileError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_space(path)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return FileError(f"no permission to {verb} {path}: change its permissions, or choose another place")
-    if error.errno is None:  # by a library, which has no more to say than its message
+        return FileError(f"no permission to {verb} {path}: change its permissions, or choose another path")
+    if error.errno is None:  # raised by a library, with nothing but a message
         return FileError(f"cannot {verb} {path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
     advice = _ADVICE.get(
-        error.errno, f"{(error.strerror or 'unknown error').lower()}; check the place, or choose another"
+        error.errno, f"{(error.strerror or 'unknown error').lower()}; check the path, or choose another one"
     )
     return FileError(f"cannot {verb} {path}: {advice}")
 
@@ -291,7 +291,9 @@ def no_space(path: PathLike) -> FileError:
     place = Path(path).parent
     with contextlib.suppress(OSError):
         return FileError(
-            f"no space left to write {path} ({shutil.disk_usage(place).free / 1e6:.1f} MB free there): make room and start "
-            "again; nothing saved before was harmed"
+            f"no space left to write {path} ({shutil.disk_usage(place).free / 1e6:.1f} MB free there): free some space and "
+            "run the command again; files saved before are intact"
         )
-    return FileError(f"no space left to write {path}: make room and start again; nothing saved before was harmed")
+    return FileError(
+        f"no space left to write {path}: free some space and run the command again; files saved before are intact"
+    )

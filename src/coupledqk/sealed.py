@@ -1,9 +1,9 @@
 """Files that contain a checksum of their content, so that damage is detected: JSON, TOML and logs. Torch-free.
 
-    JSON    the key "checksum" of the outermost table, over all others
-    TOML    a last line `# checksum ...`, over the text before it
-    log     a JSON table on each line whose last key, "crc", is the CRC-32 of all lines up to and including this one, without
-            their own "crc": a changed, missing, repeated or exchanged line is found
+    JSON    the key "checksum" of the outermost table covers all other keys
+    TOML    the last line, `# checksum ...`, covers the text before it
+    log     each line is a JSON table whose last key, "crc", is the CRC-32 of all lines up to and including this one, without
+            their "crc" keys, so that changed, missing, repeated and reordered lines are detected
 
 A file without a checksum, written by an earlier version, is read without verification.
 """
@@ -30,7 +30,7 @@ def write_json(path: Path, data: dict[str, Any], indent: int | None = 2) -> None
 
 
 def read_sealed_json(path: Path, advice: str) -> dict[str, Any]:
-    """The table in a JSON file. `advice` is what the user can do if it is damaged."""
+    """Reads the table in a JSON file. `advice` ends the error message for a damaged file and tells the user what to do."""
     data = read_json(path, advice)
     if not isinstance(data, dict):
         raise FileError(f"{path} is damaged (expected a table): {advice}")
@@ -50,8 +50,8 @@ def read_sealed_toml(path: Path) -> str:
         return checksum
     if checksum != f"{digest(text)}\n":
         raise FileError(
-            f"{path} is damaged, or was changed by hand (its checksum differs): restore it; if the change is meant, remove "
-            "its last line"
+            f"{path} is damaged or was edited (its checksum differs): restore it; if the edit was intended, remove the last "
+            "line"
         )
     return text
 
@@ -64,15 +64,15 @@ class Log:
     crc: int = 0
     """CRC of all records."""
     fault: str | None = None
-    """Which line is damaged, and how."""
+    """The number of the damaged line and a description of the damage; None if there is none."""
     sealed: bool = False
-    """Whether its lines contain checksums."""
+    """Whether the lines contain checksums."""
     torn: bool = False
     """Whether the damaged line is the last one and incomplete: its writer was killed or is still writing."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """An absent log is empty."""
+        """Reads a log. A log that does not exist is empty."""
         if not path.exists():
             return cls([])
         *lines, rest = read_bytes(path, largest=1 << 30).split(b"\n")
@@ -93,14 +93,14 @@ class Log:
 
 
 def _checked(line: bytes, crc: int) -> tuple[dict[str, Any], int, bool]:
-    """The record on a line, the CRC of all lines so far, and whether the line has one to compare it with."""
+    """The record on a line, the CRC of all lines so far, and whether the line contains a CRC."""
     try:
         text = line.decode()
     except UnicodeDecodeError:
         raise CoupledQKError("not UTF-8") from None
     record = parse_json(text)
     if not isinstance(record, dict) or type(record.get("step")) is not int:
-        raise CoupledQKError("not the record of a step")
+        raise CoupledQKError("it is not a record of a step")
     found = record.pop("crc", None)
     body, mark, _ = text.rpartition(_CRC)
     crc = zlib.crc32((body + "}" if mark else text).encode(), crc)
@@ -110,7 +110,7 @@ def _checked(line: bytes, crc: int) -> tuple[dict[str, Any], int, bool]:
 
 
 def log_lines(records: Iterable[dict[str, Any]], crc: int = 0) -> tuple[str, int]:
-    """The lines of some records, and the CRC from which the next lines continue."""
+    """Formats records as lines. Also returns the CRC after them, from which the next lines continue."""
     lines = []
     for record in records:
         body = json.dumps(record)
@@ -131,7 +131,7 @@ class LogWriter:
         line, crc = log_lines([record], self.crc)
         with file_errors(self.path, "write"):
             left = memoryview(line.encode())
-            while left:  # a disk that is nearly full takes a part
+            while left:  # a write may be partial if the disk is nearly full
                 left = left[self.file.write(left) :]
         self.crc = crc
 

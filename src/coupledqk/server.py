@@ -1,7 +1,7 @@
 """A small HTTP server for pages on this machine, such as the explorer's. Torch-free.
 
-It answers fixed routes only: no path and no name from a request is ever opened, and nothing is stored. On a loopback address it
-answers only requests that were addressed to this machine by name, so that no other site can read from it through a browser.
+It serves fixed routes only: requests cannot name files, and nothing is stored. On a loopback address it accepts only requests
+whose Host header is a loopback name, which prevents other sites from reading through a browser (DNS rebinding).
 """
 
 import contextlib
@@ -46,13 +46,13 @@ Route = Callable[[Any], Answer]
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Listens on this machine only unless `host` says otherwise; port 0 takes any free port.
+    """Listens on the loopback address unless `host` is given. Port 0 selects any free port.
 
-    `routes` maps "GET /" or "POST /name" to what answers it. A `CoupledQKError` is answered by {"error": ...} with status 400.
+    `routes` maps "GET /" or "POST /name" to a handler. A `CoupledQKError` is reported as {"error": ...} with status 400.
     """
 
     daemon_threads = True
-    request_queue_size = 256  # connections that wait to be accepted; the default of 5 resets them under load
+    request_queue_size = 256  # the default of 5 pending connections leads to connection resets under load
 
     def __init__(self, routes: Mapping[str, Route], host: str = "127.0.0.1", port: int = 8000) -> None:
         self.routes = routes
@@ -67,9 +67,9 @@ class LocalServer(ThreadingHTTPServer):
 
     def serve_until_interrupted(self) -> None:
         """Prints the address and serves until Ctrl-C."""
-        print(f"{self.url}  (Ctrl-C stops it)", flush=True)
+        print(f"{self.url}  (press Ctrl-C to stop)", flush=True)
         if not is_local(self.server_address[0]):
-            print("Anyone who can reach this machine can use it.", flush=True)
+            print("Anyone who can reach this machine over the network can use this server.", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             self.serve_forever()
 
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name in ("Host", "Content-Length", "Content-Type", "Transfer-Encoding"):
             if len(self.headers.get_all(name, [])) > 1:
                 raise RequestError(HTTPStatus.BAD_REQUEST, f"expected at most one {name} header")
-        # A site whose name was made to point here would be let in by the browser: on loopback only our own names count.
+        # DNS rebinding: a browser would let a site whose name resolves to this address read from it, so the name is checked.
         try:
             name = urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname
         except ValueError:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.FORBIDDEN, f"this server answers at {self.server.url} only")
 
     def _body(self) -> Any:
-        # A script of another site cannot send this type without asking first, and such a question is not answered.
+        # A script of another site cannot send this type without a CORS preflight request, which this server rejects.
         if self.headers.get_content_type() != "application/json":
             raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected a body of type application/json")
         length = self.headers.get("Content-Length", "")
@@ -183,4 +183,4 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.BAD_REQUEST, "expected JSON") from None
 
     def log_message(self, format: str, *values: object) -> None:  # noqa: A002
-        """Requests are not logged; the page shows what went wrong."""
+        """Does not log requests; the page shows errors."""

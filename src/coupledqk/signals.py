@@ -1,7 +1,7 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP. Torch-free.
 
-A training stops after the current micro-batch and saves; whatever has nothing to save ends at once. Files are replaced
-atomically, so a process may end at any instant without losing what was saved.
+Training stops after the current micro-batch and saves a checkpoint; commands with nothing to save end immediately. Files are
+replaced atomically, so a process can be killed at any time without losing saved data.
 """
 
 import contextlib
@@ -14,24 +14,24 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 2.0
-"""Time that a command has to end after a signal when there is nothing to save, for instance inside a library's C code."""
+"""Seconds after a signal until a process with nothing to save is ended, for example if it is inside a library's C code."""
 EXIT_CODE = 130
 SHOW_CURSOR = b"\033[?25h"
 
 
 class _Stopping:
-    """The state of this process, which the handlers of signals and the thread that ends the process share."""
+    """The state shared by the signal handlers and the thread that ends the process."""
 
     asked = False
-    """Whether a training was asked to stop and is about to save, as the main thread knows it."""
-    heard = False
-    """The same, as the thread knows it that ends the process."""
+    """Whether training was asked to stop and is about to save; set by the signal handler in the main thread."""
+    seen = False
+    """Whether a first signal arrived during training; set by the thread that ends the process."""
     trains = False
-    """Whether there is something to save, so that the first signal only asks."""
+    """Whether training is running, so that the first signal only requests a stop."""
     advice = "stopped"
-    """What is printed last."""
+    """The last message printed before the process ends."""
     terminals: tuple[int, ...] = ()
-    """Of standard output and standard error, those that were terminals in the beginning."""
+    """File descriptors of standard output and standard error, as far as they were terminals at the start."""
 
 
 _state = _Stopping()
@@ -39,9 +39,9 @@ _state = _Stopping()
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether to stop: a signal has come. A second one raises KeyboardInterrupt at once.
+    """Yields a function that returns whether a signal has arrived. A second signal raises KeyboardInterrupt immediately.
 
-    Python delivers signals to the main thread only; in another thread this does nothing.
+    Python delivers signals to the main thread only; in other threads this context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -52,9 +52,9 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         if _state.asked or not _state.trains:
             raise KeyboardInterrupt
         _state.asked = True
-        _say("\nstopping after this step and saving; Ctrl-C again stops at once")
+        _say("\nstopping after this step and saving; press Ctrl-C again to stop immediately")
 
-    _state.asked = _state.heard = False
+    _state.asked = _state.seen = False
     try:
         with _handled(ask), _something_to_save(True):
             yield lambda: _state.asked
@@ -64,7 +64,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def nothing_to_save() -> Iterator[None]:
-    """Inside of `stop_on_signals`: for a while, such as when data are prepared, the first signal raises KeyboardInterrupt."""
+    """Within `stop_on_signals`, makes the first signal raise KeyboardInterrupt, for example while data are prepared."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -75,16 +75,16 @@ def nothing_to_save() -> Iterator[None]:
 
 
 def advise(text: str) -> None:
-    """Sets what the program says if a signal ends it: how to resume what it was doing."""
+    """Sets the message to print if a signal ends the program, such as how to resume."""
     _state.advice = text
 
 
 @contextlib.contextmanager
 def end_on_signals() -> Iterator[None]:
-    """For a whole program: a signal ends it in one line, with exit code 130, and with a visible cursor.
+    """Ends the program on a signal with one line of output, exit code 130 and a visible cursor.
 
-    The block gets KeyboardInterrupt. If it has not ended some seconds later, because it is inside a library that does not
-    return, the process ends nevertheless. In a training, that time begins with the second signal.
+    KeyboardInterrupt is raised in the block. If the block has not ended after `GRACE_SECONDS`, because a library call does not
+    return, the process is ended. During training, this time starts with the second signal.
     """
     came = threading.Event()
     _state.terminals = tuple(fd for fd in (1, 2) if os.isatty(fd))
@@ -100,19 +100,19 @@ def end_on_signals() -> Iterator[None]:
         except SystemExit:
             raise
         except BaseException as error:
-            # libraries turn an interrupt during their import into errors of other classes
+            # Some libraries convert an interrupt during their import into another exception.
             if not (came.is_set() or isinstance(error, KeyboardInterrupt)):
                 raise
             _say(_state.advice)
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
-            os._exit(EXIT_CODE)  # what atexit would wait for, such as the threads of a pool, has nothing left to save
+            os._exit(EXIT_CODE)  # skips atexit handlers, which would wait for threads of pools
 
 
 def _end_soon(number: int) -> None:
-    """Called in another thread for each signal, even while the main thread is inside a library."""
-    if _state.trains and not _state.heard:
-        _state.heard = True
+    """Called in another thread for each signal, even while the main thread is in a library call."""
+    if _state.trains and not _state.seen:
+        _state.seen = True
         return
     timer = threading.Timer(GRACE_SECONDS, _end_now)
     timer.daemon = True
@@ -128,7 +128,7 @@ def _end_now() -> None:
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None], after: signal.Handlers | None = None) -> Iterator[None]:
-    """Sets the handler of all three signals; a program under nohup, which ignores SIGHUP, goes on doing so."""
+    """Sets the handler of all three signals, except that SIGHUP remains ignored under nohup."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [n for n in SIGNALS if not (n == signal.SIGHUP and before[n] is signal.SIG_IGN)]
     for number in handled:
@@ -151,7 +151,7 @@ def _something_to_save(trains: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _woken(on_signal: Callable[[int], None]) -> Iterator[None]:
-    """Calls a function from another thread for each signal, as soon as it comes."""
+    """Calls a function from another thread as soon as a signal arrives."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
 
@@ -170,13 +170,13 @@ def _woken(on_signal: Callable[[int], None]) -> Iterator[None]:
 
 
 def _on_hangup(number: int) -> None:
-    """The terminal has gone: what is still printed to it goes nowhere, rather than failing."""
+    """Redirects output to /dev/null after SIGHUP, since writing to a closed terminal would fail."""
     if number == signal.SIGHUP:
         for fd in _state.terminals:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 def _say(text: str) -> None:
-    """By the file descriptor: a handler may run while `print` is at work."""
+    """Writes to the file descriptor directly, since a signal handler may interrupt `print`."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

@@ -196,7 +196,7 @@ def test_a_second_signal_ends_at_once(text: Path, tmp_path: Path) -> None:
     command = Command(training(text, tmp_path / "run"), patch)
     command.wait_for("NOW")
     command.send(signal.SIGINT)
-    command.wait_for("Ctrl-C again stops at once")
+    command.wait_for("press Ctrl-C again to stop immediately")
     command.send(signal.SIGINT)
     assert_tidy(command, f"coupledqk train --resume {tmp_path / 'run'}")
 

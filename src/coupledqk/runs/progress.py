@@ -12,7 +12,8 @@ from ..training.events import Evaluating, Evaluation, Event, Listener, Started, 
 
 @contextmanager
 def training_progress(label: str, config: RunConfig) -> Iterator[Listener]:
-    """A consumer of events: a bar with the loss, the task's measure, time left and speed, or a line every few seconds."""
+    """An event consumer that shows a bar with loss, validation measure, time left and speed, or prints a line every few
+    seconds."""
     with Bars() as bars:
         yield _Progress(bars, label, config.train.steps, config.task.measure)
 
@@ -27,7 +28,7 @@ class _Progress:
             case Started(step, _, notes):
                 self.bars.say(*notes)
                 if step:
-                    self.bars.say(f"{self.label}: resumes from step {step}")
+                    self.bars.say(f"{self.label}: resuming from step {step}")
                 self.bar = self.bars.add(self.label, self.steps, step)
                 self.began, self.first_step = time.monotonic(), step
             case Step(step, tokens, loss):

@@ -86,7 +86,7 @@ class Run(RunFolder):
         device: str = "auto",
         int8: bool = False,
     ) -> Iterator[str]:
-        """Continues a text, piece by piece as it is sampled: `"".join(run.generate("def "))`."""
+        """Continues a text and yields pieces as they are sampled: `"".join(run.generate("def "))`."""
         model, tokenizer = self.model(checkpoint, device, int8), self.tokenizer()
         ids = tokenizer.encode(prompt)
         if not ids:

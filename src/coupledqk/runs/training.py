@@ -74,8 +74,8 @@ def train(
 ) -> Run:
     """Trains a run and returns it: `train(recipe("nano", "euler", steps=200), "runs/mine").result["best"]`.
 
-    The folder is runs/NAME unless given. An interrupted run resumes from its newest checkpoint; a finished one is returned as
-    it is. Ctrl-C lets the current micro-batch end, saves the run and then raises KeyboardInterrupt; the same call resumes it.
+    The default folder is runs/NAME. An interrupted run resumes from its newest checkpoint; a finished run is returned without
+    training. Ctrl-C saves a checkpoint after the current micro-batch and raises KeyboardInterrupt; the same call resumes it.
     """
     path = Path("runs") / default_name(config) if path is None else Path(path)
 
@@ -101,11 +101,11 @@ def train_run(
     stop: Callable[[], bool] = lambda: False,
     preparing: Callable[[], AbstractContextManager[OnBytes]] = nullcontext,
 ) -> Run:
-    """Trains a run into a folder, from its newest checkpoint if there is one; a finished run is returned as it is.
+    """Trains a run in a folder, from its newest checkpoint if there is one. A finished run is returned without training.
 
-    The run's own logs are always written; `consumers` follow the training too, once the folder describes the run. What
-    `preparing` yields is called with the number of bytes of the corpus that have been tokenized. If torchrun has started
-    several processes, all of them call this, and the first one writes and reports.
+    In addition to the run's logs, which are always written, `consumers` receive the events of the training loop. The function
+    that `preparing` yields is called with the number of bytes of the corpus that have been tokenized. If torchrun has started
+    several processes, all of them call this function, and the first one writes files and reports progress.
     """
     run = Run(path)
     with open_mesh(config) as mesh, ExitStack() as stack:
@@ -193,7 +193,7 @@ def _refuse_other_data(run: Run, task: RunTask) -> None:
         )
     if run.info and run.info["corpus"]["hash"] != task.about["hash"]:
         raise CoupledQKError(
-            f"{task.about['corpus']} has changed since {run.path} began: bring it back, or train into another --out"
+            f"{task.about['corpus']} has changed since {run.path} was started: restore it, or choose another --out"
         )
 
 
@@ -213,7 +213,7 @@ def _finish(run: Run, task: RunTask, model: nn.Module, device: torch.device) -> 
 
 
 def run_info(name: str, config: RunConfig, model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
-    """What a run folder says of its model, and `about` its data. The origin of each start is kept beside it."""
+    """Information about the model and the data (`about`) of a run, for its info.json."""
     return {
         "name": name,
         "variant": variant_name(config),

@@ -3,18 +3,18 @@
 import ctypes
 import sys
 
-# Options of glibc's mallopt, from malloc.h: how much is free at the end of the heap before it goes back to the system, how much
-# is fetched at a time, and from what size on an allocation is a mapping of its own.
+# Options of glibc's mallopt, from malloc.h: the free space at the top of the heap above which it is returned to the system, the
+# amount requested from the system at a time, and the allocation size from which mmap is used.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 GIB = 1 << 30
 
 
 def keep_freed_memory() -> None:
-    """Lets the process keep what it frees.
+    """Configures malloc to keep freed memory in the process instead of returning it to the system.
 
-    Every step allocates and frees the same tensors. By default the larger ones go back to the system and come again page by
-    page, each page cleared: a tenth of a step's time at 60M parameters (benchmarks/allocator.py), nothing at mini size. Holes
-    between tensors may cost some memory, up to 7% were seen. Does nothing without glibc.
+    Every step allocates and frees the same tensors. By default, large ones are returned to the system and their pages are
+    faulted in and zeroed again, which takes about 10% of a step at 60M parameters (benchmarks/allocator.py) and is negligible
+    at mini size. Fragmentation can increase the memory; up to 7% was measured. Has no effect without glibc.
     """
     if sys.platform != "linux":
         return

@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, checked by checksum, the newest few kept.
+"""Checkpoints are written atomically and verified by checksum, and only the newest few are kept.
 
-checkpoints/step-0001000/    model.safetensors, state.pt (optimiser, loss scaler, counters), checksums.json; of a sharded
-                             training state.json and optimizer/ instead of state.pt (`state_files.py`)
+checkpoints/step-0001000/    model.safetensors, state.pt (optimizer, loss scaler, counters), checksums.json; with FSDP,
+                             state.json and optimizer/ instead of state.pt (`state_files.py`)
 checkpoints/best-0001000/    model.safetensors, best.json (the validation), checksums.json
 """
 
@@ -23,10 +23,11 @@ from .state_files import os_error, read_state
 
 
 class Checkpoints:
-    """The checkpoints of one run. All processes of a mesh save and load together; the first one writes what is not sharded.
+    """The checkpoints of one run. All processes of a mesh save and load together; the first one writes everything that is not
+    sharded.
 
-    `before_writing` may raise, if the run is another process' now. Checkpoints of steps up to which the logs are not `whole`
-    cannot be resumed from.
+    `before_writing` may raise if another process has taken over the run. Training cannot resume from a checkpoint whose step is
+    beyond `logs.until`, the step up to which the logs are complete.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Checkpoints:
             self._clear(step)
 
     def _clear(self, step: int) -> None:
-        # a checkpoint of a later step was skipped by `load_newest` when this training started
+        # Checkpoints of later steps were skipped by `load_newest` when this training started.
         kept = [there for there in self.steps() if there <= step][-self.keep :]
         for other in set(self.steps()) - set(kept):
             remove_folder(self._at(other))
@@ -72,15 +73,15 @@ class Checkpoints:
         return self._at(steps[-1]) if steps else None
 
     def best(self) -> Path | None:
-        """The best weights. While they are replaced, the old ones have a name that ends with ~."""
+        """The folder of the best weights. While it is replaced, the old folder has a name that ends with ~."""
         return max(self._bests(), key=lambda path: (path.name.rstrip("~"), path.name.count("~") == 0), default=None)
 
     def load_newest(self, model: nn.Module) -> tuple[int, dict[str, Any], list[str]]:
-        """Loads the newest good checkpoint: its step, its state, and a line about each one passed over: it is damaged, or the
-        logs are not whole up to its step, so that they have to be computed again from an earlier one.
+        """Loads the newest usable checkpoint. Returns its step, its state, and a note for each checkpoint that was skipped.
 
-        Without any checkpoint the step is 0 and the state empty. If all are passed over that is an error: training silently
-        from the beginning would overwrite the evidence.
+        A checkpoint is skipped if it is damaged or if the logs are incomplete before its step. Without any checkpoint, the step
+        is 0 and the state is empty. If all checkpoints are skipped, an error is raised instead of silently training from the
+        beginning, which would overwrite them.
         """
         step, notes = self.mesh.from_first(self._newest_good)
         if step == 0:
@@ -92,14 +93,16 @@ class Checkpoints:
         notes = []
         for step in reversed(self.steps()):
             if step > self.logs.until and not self._awaits_validation(step):
-                notes.append(f"checkpoint {self._at(step)} was passed over: {self.logs.fault}")
+                notes.append(f"checkpoint {self._at(step)} was skipped: {self.logs.fault}")
                 continue
             fault = damage(self._at(step))
             if fault is None:
                 return step, notes
-            notes.append(f"checkpoint {self._at(step)} is damaged ({fault}) and was passed over")
+            notes.append(f"checkpoint {self._at(step)} is damaged ({fault}) and was skipped")
         if notes:
-            raise CoupledQKError(f"{'; '.join(notes)}; no good one is left: move {self.folder} away to start again")
+            raise CoupledQKError(
+                f"{'; '.join(notes)}; no usable checkpoint is left: move {self.folder} away to start from the beginning"
+            )
         return 0, []
 
     def _awaits_validation(self, step: int) -> bool:
@@ -109,7 +112,8 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self, path: Path, model: nn.Module) -> Iterator[Path]:
-        """A new folder with the weights, the same one on all processes; it is complete when all of them have left it."""
+        """Yields a new folder that contains the weights, the same on all processes. It takes the name `path` when all processes
+        have left the context."""
         weights = self.mesh.weights(model)
         with ExitStack() as stack:
             folder = self.mesh.from_first(lambda: self._begin(path, stack))
@@ -143,7 +147,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is intact."""
+    """Describes the damage to a checkpoint; None if it is intact."""
     try:
         checksums = read_json(folder / "checksums.json", "use another checkpoint")
         names = set(_files(folder)) - {"checksums.json"}
@@ -167,7 +171,7 @@ def _files(folder: Path) -> list[str]:
 
 @contextmanager
 def _sealed(path: Path) -> Iterator[Path]:
-    """A new folder, sealed with checksums; one of that name is from before a resume and is replaced."""
+    """Yields a new folder, to which checksums are added at the end. It replaces an existing folder from before a resume."""
     with atomic_path(path, replace=True) as folder:
         folder.mkdir()
         yield folder

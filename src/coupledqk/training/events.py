@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class Started:
-    """Training begins at `step`: 0, or that of the checkpoint it resumes from. `notes` say what was passed over."""
+    """Training begins at `step`: 0, or the step of the checkpoint it resumes from. `notes` list skipped checkpoints."""
 
     step: int
     device: torch.device
@@ -54,7 +54,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Training stopped early on request, and everything is saved."""
+    """Training stopped early on request, after saving a checkpoint."""
 
     step: int
 

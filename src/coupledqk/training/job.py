@@ -1,7 +1,7 @@
-"""The processes that torchrun has started: joining them, and reporting a failure once.
+"""Joining the processes that torchrun has started, and reporting a failure only once.
 
-A failure of one process ends all of them: torchrun stops the others, or their next exchange with it fails. The first one to
-notice raises the error; the others end without a word.
+A failure of one process ends all of them: torchrun stops the others, or their next communication fails. The first process that
+detects the failure raises the error; the others exit silently.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 def process_device(name: str) -> str:
-    """The device of this process. Several processes on a machine each use their own GPU, or all of them the CPU."""
+    """The device of this process. With several processes on a machine, each uses a separate GPU, or all use the CPU."""
     if not _launched() or name == "cpu":
         return name
     if name == "auto" and not torch.cuda.is_available():
@@ -39,9 +39,9 @@ def process_device(name: str) -> str:
 
 @contextmanager
 def open_mesh(config: RunConfig) -> Iterator[Mesh]:
-    """The mesh of this process: a single one, or a part of the job that torchrun has started.
+    """Opens the mesh of this process: a mesh of a single process, or that of the job that torchrun has started.
 
-    A process group that the caller has initialised is used and not destroyed.
+    A process group that was initialised by the caller is used and not destroyed.
     """
     sharded = config.runtime.parallel == "fsdp"
     if sharded and not _launched():
@@ -58,7 +58,7 @@ def open_mesh(config: RunConfig) -> Iterator[Mesh]:
     try:
         mesh = _join(sharded, torch.device(process_device(config.runtime.device)))
         if (rows := config.train.batch_size) < mesh.world:
-            raise CoupledQKError(f"batch_size={rows} cannot be shared by {mesh.world} processes: start at most {rows}")
+            raise CoupledQKError(f"batch_size={rows} is too small for {mesh.world} processes: start at most {rows}")
         yield mesh
     except CoupledQKError as error:
         raise _once(error, number) from None
@@ -71,7 +71,7 @@ def open_mesh(config: RunConfig) -> Iterator[Mesh]:
 
 
 def _launched() -> bool:
-    """Whether this process is one of several, or the only one of a job that may have several."""
+    """Whether this process was started by torchrun, possibly as the only one of its job."""
     return all(name in os.environ for name in VARIABLES)
 
 
@@ -93,22 +93,23 @@ def _join(sharded: bool, device: torch.device) -> Mesh:
 
 
 def _attempt() -> str:
-    """Apart from earlier ones of this job: torchrun keeps its store, and the addresses of processes that are gone are in it.
+    """A prefix for keys in torchrun's store. The store survives a restart and contains the addresses of the previous processes,
+    so each attempt on a single machine uses a new prefix.
 
-    On several machines the restarts are counted by each, so that the counts may differ.
+    With several machines the prefix is constant, because each machine counts restarts separately and the counts may differ.
     """
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if os.environ.get("GROUP_WORLD_SIZE") == "1" else "0"
 
 
 def _lost_contact(error: RuntimeError) -> CoupledQKError:
     return CoupledQKError(
-        f"lost contact with another process of this job ({str(error).splitlines()[0]}): the last checkpoint is unharmed, and "
-        "the same command resumes from it; torchrun --max-restarts N does so by itself"
+        f"lost contact with another process of this job ({str(error).splitlines()[0]}): run the same command again to resume "
+        "from the last checkpoint; torchrun --max-restarts N does so automatically"
     )
 
 
 def _once(error: CoupledQKError, number: int) -> BaseException:
-    """The exception to raise: the error on the first process that reports one, a silent exit on the others."""
+    """The exception to raise: the error on the first process that reports one, and SystemExit on the others."""
     try:
         first = default_store().add(f"coupledqk/{number}/errors", 1) == 1
     except (RuntimeError, ValueError):  # there is no store, or the process that hosted it has exited

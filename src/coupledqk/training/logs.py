@@ -38,7 +38,7 @@ class RunLog:
                 timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mib()}
                 self.timing.write(timing)
             case Evaluation(step, tokens, metrics):
-                if step > self.validated:  # a validation that is repeated after a resume is already logged
+                if step > self.validated:  # a validation repeated after resuming is already logged
                     self.metrics.write({"kind": "valid", "step": step, "tokens": tokens, **metrics})
                 self.clock.pause(tokens)
             case Saving():
@@ -53,7 +53,7 @@ class RunLog:
 
 def train_record(event: Step) -> dict[str, Any]:
     record = {"step": event.step, "tokens": event.tokens, "loss": event.loss, "lr": event.lr}
-    # an overflowed norm has no JSON number
+    # JSON cannot represent an infinite or NaN norm.
     return {**record, "skipped": True} if event.skipped else {**record, "grad_norm": event.grad_norm}
 
 

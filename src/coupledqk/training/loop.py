@@ -1,7 +1,7 @@
 """The training loop. It is independent of models and data, which a Task provides, and reports its progress as events.
 
-It can be killed at any instant and resumed bit-identically (with the same threads, torch and device kind): the batch is a
-function of (seed, step), so that weights, optimiser, loss scaler and two counters are the whole state.
+It can be killed at any time and resumed bit-identically (with the same threads, torch and kind of device): each batch is a
+function of (seed, step), so the state consists of the weights, the optimizer, the loss scaler and two counters.
 """
 
 import math
@@ -31,7 +31,7 @@ class Task(Protocol):
     """The interface of tasks: the model and data of a training run."""
 
     chance_loss: float
-    """The loss of a uniform prediction. A loss that stays above it counts as diverged."""
+    """Loss of a uniform prediction. A run whose loss stays more than 1 above it counts as diverged."""
 
     def batch(self, step: int, rows: slice = ALL) -> Batch:
         """Some rows of the global batch of a step. It is a pure function, so there is no loader state to save."""
@@ -42,9 +42,9 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
-        """Measures on held-out data, "loss" among them: the smaller, the better.
+        """Measures on held-out data, including "loss", of which lower is better.
 
-        They are made of sums over batches, which `mesh` deals out to the processes and adds up.
+        Batches are distributed over processes with `mesh.deal`, and sums over batches are added with `mesh.totals`.
         """
         ...
 
@@ -57,7 +57,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     mesh: Mesh = SINGLE,
 ) -> Iterator[Event]:
-    """Trains from the newest checkpoint, or from the model as it is, to the last step or until `stop()` on any process."""
+    """Trains from the newest checkpoint, or from the given weights, up to the last step or until `stop()` on any process."""
     device = next(model.parameters()).device
     start, state, notes = checkpoints.load_newest(model)
     fast_model = mesh.wrap(model, config.runtime.compile)
@@ -71,7 +71,7 @@ def train(
     yield Started(start, device, tuple(notes))
 
     watch = DivergenceWatch(task.chance_loss, checkpoints)
-    done, unvalidated = start, state.get("unvalidated_tokens")  # of a run that was stopped during a validation
+    done, unvalidated = start, state.get("unvalidated_tokens")  # set if the run was stopped during a validation
     try:
         with stoppable(fast_model, stop, mesh):
             for done in range(start + (unvalidated is None), config.train.steps + 1):
@@ -90,7 +90,7 @@ def train(
                     yield Evaluation(done, unvalidated, metrics)
                 unvalidated = None
                 if not last and mesh.any(stop()):
-                    done += 1  # none of the next step is done
+                    done += 1  # the handler subtracts the step that has not begun
                     raise StopRequestedError
                 if last or done % config.runtime.save_every == 0:
                     yield Saving(done)
@@ -111,9 +111,9 @@ class StopRequestedError(Exception):
 
 @contextmanager
 def stoppable(model: nn.Module, stop: Callable[[], bool], mesh: Mesh) -> Iterator[None]:
-    """Each pass of the model begins with asking whether to stop, so that a long step or evaluation can be left.
+    """Checks `stop()` before each forward pass, so that a long step or evaluation can be interrupted.
 
-    Several processes have to agree, which they do after a step.
+    With several processes this does nothing: they must agree on stopping, which the loop does after each step.
     """
 
     def ask(*arguments: object) -> None:
@@ -131,7 +131,8 @@ def stoppable(model: nn.Module, stop: Callable[[], bool], mesh: Mesh) -> Iterato
 def training_state(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, best: float, unvalidated: int | None = None
 ) -> dict[str, Any]:
-    """All of a checkpoint but the weights; `unvalidated` tokens were seen if the validation after the step is still to do."""
+    """The state in a checkpoint except for the weights. If the validation after the last step is still pending, `unvalidated` is
+    the number of tokens seen so far."""
     state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "best": best}
     return state if unvalidated is None else {**state, "unvalidated_tokens": unvalidated}
 
@@ -146,12 +147,12 @@ def take_step(
     watch: "DivergenceWatch",
     mesh: Mesh = SINGLE,
 ) -> Step:
-    """One update from the global batch, micro-batch by micro-batch."""
+    """One update from the global batch, accumulating gradients over micro-batches."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = parameters[0].device
     lr = lr_at(step, config.train)
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
+        group["lr"] = lr * group.get("lr_scale", 1.0)  # missing in old checkpoints
 
     batch = mesh.even(task.batch(step, mesh.rows), config.train.batch_size)
     batch = tuple(rows.to(device, non_blocking=True) for rows in batch)
@@ -189,7 +190,7 @@ def autocast(device: torch.device, config: RunConfig) -> torch.autocast:
 
 
 class DivergenceWatch:
-    """Stops a run that has failed, before its weights or checkpoints are harmed."""
+    """Stops a diverged run before its weights or checkpoints are overwritten."""
 
     PATIENCE = 20
 
@@ -206,7 +207,7 @@ class DivergenceWatch:
             self._fail(step, f"the loss became {value}")
         self.bad_losses = self.bad_losses + 1 if value > self.limit else 0
         if self.bad_losses == self.PATIENCE:
-            self._fail(step, f"the loss stayed above {self.limit:.2f}, worse than guessing, for {self.PATIENCE} steps")
+            self._fail(step, f"the loss stayed above {self.limit:.2f}, worse than chance, for {self.PATIENCE} steps")
 
     def gradient(self, step: int, norm: float, may_overflow: bool) -> None:
         """Scaled fp16 gradients overflow occasionally; the update is then skipped and the loss scale reduced."""
@@ -215,9 +216,9 @@ class DivergenceWatch:
             self._fail(step, f"the gradient became {norm}")
 
     def _fail(self, step: int, what: str) -> None:
-        # a bad loss at step s is that of the weights after s - 1 updates
+        # The loss at step s is computed with the weights after s - 1 updates.
         good = self.checkpoints.newest(before=step - max(1, self.bad_losses))
-        kept = f"the last good checkpoint is {good}" if good else "no good checkpoint is left"
+        kept = f"the last good checkpoint is {good}" if good else "there is no good checkpoint"
         raise DivergedError(
             f"{what} at step {step}; {kept}. Try a lower lr, a longer warmup, or precision=bf16 or fp32, in another --out"
         )

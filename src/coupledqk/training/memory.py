@@ -10,9 +10,9 @@ MIB = 2**20
 
 
 class PeakMemory:
-    """Of the device that trains, or of the process if that is a CPU, since this object was made.
+    """Peak memory since the creation of this object, of the GPU that trains, or of the process if it trains on a CPU.
 
-    A process that trains several runs has one peak; Linux and CUDA let it start again, elsewhere it is that of all of them.
+    If a process trains several runs, the peak is reset for each on Linux and CUDA. Elsewhere it is the peak of the process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class PeakMemory:
 
 
 def _reset_resident_peak() -> bool:
-    """Whether the system (Linux) lets the process reset its peak."""
+    """Resets the peak of the process. Returns whether the operating system supports it (Linux does)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _resident_peak() > 0

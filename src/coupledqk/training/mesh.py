@@ -1,8 +1,8 @@
 """One model on one or several processes: the interface through which the training loop uses other processes.
 
-`Mesh` is a single process. Those of several processes are in `parallel.py`, and `job.py` opens the right one. All of them
-compute the same: losses are divided by the number of targets in the global batch, and gradients are summed over the
-processes, never averaged.
+`Mesh` is a single process. Meshes of several processes are in `parallel.py`, and `job.py` opens the right one. All of them
+compute the same result: losses are divided by the number of targets in the global batch, and gradients are summed over
+processes, not averaged.
 """
 
 import itertools
@@ -39,9 +39,9 @@ class Mesh:
         return slice(self.rank, None, self.world)
 
     def even(self, batch: Batch, batch_size: int) -> Batch:
-        """This process' rows of a global batch of `batch_size`, filled up so that all processes have the same number.
+        """This process' rows of a global batch of `batch_size`, padded so that all processes have the same number of rows.
 
-        A row that was filled in has no targets, so it changes neither the loss nor the gradient.
+        Padding rows have no targets, so they change neither the loss nor the gradient.
         """
         missing = -(-batch_size // self.world) - len(batch[0])
         return tuple(map(torch.cat, zip(batch, blank(batch), strict=True))) if missing else batch

@@ -29,7 +29,7 @@ class Several(Mesh):
 
     def __init__(self, device: torch.device) -> None:
         self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
-        # on CPUs whatever the device, so that objects and flags do not wait for a GPU
+        # Objects and flags are exchanged on the CPU, so that they do not wait for a GPU.
         self.control, self.patient = _gloo_group(STEP_TIMEOUT), _gloo_group(PATIENCE)
 
     def sum(self, value: Tensor) -> Tensor:
@@ -83,10 +83,10 @@ class Replicated(Several):
 
 
 class Sharded(Several):
-    """FSDP2: every process has a share of each layer, which is gathered when it is needed.
+    """FSDP2: every process has a shard of each layer, and layers are gathered when needed.
 
-    Gradients are summed and shared out after every micro-batch: to keep whole ones until the last would take as much memory
-    as DDP does. What is outside of the layers, with the embedding that input and output share, is one group.
+    Gradients are reduce-scattered after every micro-batch, since unsharded gradients would take as much memory as with DDP.
+    The modules outside of the layers, including the tied embedding, form one group.
     """
 
     def wrap(self, model: nn.Module, compiled: bool) -> nn.Module:
@@ -95,7 +95,7 @@ class Sharded(Several):
         for part in (*layers(model), model):
             fully_shard(part, mesh=mesh)
             assert isinstance(part, FSDPModule)
-            # gloo has no sum that is multiplied on the way, which a factor alone would ask for
+            # Setting a divide factor alone would request a pre-multiplied sum, which gloo does not support.
             part.set_force_sum_reduction_for_comms(True)
             part.set_gradient_divide_factor(1.0)
         return model

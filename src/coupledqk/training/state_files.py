@@ -1,8 +1,8 @@
-"""The state of an optimiser on disk, whole or in shards, and into an optimiser whose weights are whole or sharded.
+"""Saves and loads the training state, whole or sharded. Either form can be loaded into a whole or a sharded optimizer.
 
-state.pt                        whole: everything, readable with weights_only=True
-state.json, optimizer/*         sharded: each process writes its share of the tensors as safetensors, by PyTorch's distributed
-                                checkpoints; everything else is JSON, so nothing that is read can execute code
+state.pt                        whole: one file, readable with weights_only=True
+state.json, optimizer/*         sharded: each process writes its shards of the tensors as safetensors with PyTorch's distributed
+                                checkpoints; everything else is JSON, so reading them cannot execute code
 """
 
 import json
@@ -36,12 +36,12 @@ def save_whole(state: dict[str, Any], path: Path) -> None:
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        # the writer in C++ says that something failed; what failed, in Python, is the context
+        # The C++ writer only reports that something failed; the context is the Python exception that caused it.
         raise error.__context__ if isinstance(error.__context__, OSError) else os_error(error) from error
 
 
 def os_error(error: Exception) -> OSError:
-    """What a library that writes by itself says about the operating system: `atomic_path` tells the user what to do."""
+    """Converts the exception of a library that writes files itself into an OSError, for which `atomic_path` gives advice."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     code = re.search(r"os error (\d+)", text)
     return OSError(int(code[1]), text) if code else OSError(text)
@@ -61,10 +61,11 @@ def save_sharded(state: dict[str, Any], folder: Path, is_first: bool, group: "Pr
     writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
     try:
         save(tensors, storage_writer=writer, process_group=group)
-    except CheckpointException as error:  # on all processes, with what happened on each
+    except CheckpointException as error:  # raised on all processes, with the failure of each
         why = next(iter(error.failures.values()))[0]
         raise FileError(
-            f"cannot write {folder / SHARDS} ({why}): make room for it and start again; checkpoints written before are unharmed"
+            f"cannot write {folder / SHARDS} ({why}): free some space and run the same command again to resume from the last "
+            "checkpoint"
         ) from None
     if is_first:
         rest = {**state, "optimizer": {"state": numbers, "param_groups": optimizer["param_groups"]}}
@@ -77,7 +78,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         return load_state(folder / "state.pt")
     state = read_json(folder / "state.json", advice := f"move {folder} away to resume from an earlier checkpoint")
     if not isinstance(state, dict) or not isinstance(state.get("optimizer"), dict):
-        raise FileError(f"{folder / 'state.json'} is not the state of a training: {advice}")
+        raise FileError(f"{folder / 'state.json'} is not a training state: {advice}")
     state["optimizer"]["shards"] = str(folder / SHARDS)
     return state
 
@@ -93,7 +94,9 @@ def load_state(path: Path) -> dict[str, Any]:
             "to resume from an earlier checkpoint"
         ) from None
     if not isinstance(state, dict):
-        raise FileError(f"cannot read {path} (not the state of a training): move {path.parent} away")
+        raise FileError(
+            f"cannot read {path} (not a training state): move {path.parent} away to resume from an earlier checkpoint"
+        )
     return state
 
 
@@ -125,7 +128,7 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def _read_shards(folder: Path, parameters: list[Tensor]) -> dict[str, Tensor]:
-    """By "index.name", each whole or sharded as its parameter is; only the parts that this process needs are read."""
+    """Tensors by "index.name", whole or sharded like their parameters. Only the parts that this process needs are read."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
