@@ -131,8 +131,8 @@ def stoppable(model: nn.Module, stop: Callable[[], bool], mesh: Mesh) -> Iterato
 def training_state(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, best: float, unvalidated: int | None = None
 ) -> dict[str, Any]:
-    """The state in a checkpoint except for the weights. If the validation after the last step is still pending, `unvalidated` is
-    the number of tokens seen so far."""
+    """The state in a checkpoint except for the weights. `unvalidated` is the number of tokens seen so far if the validation
+    after the last step is still pending."""
     state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "best": best}
     return state if unvalidated is None else {**state, "unvalidated_tokens": unvalidated}
 
