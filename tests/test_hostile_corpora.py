@@ -62,7 +62,7 @@ SPECIAL: dict[str, tuple[Callable[[Path], None], str]] = {
     "FIFO": (os.mkfifo, "is a FIFO"),
     "socket": (_socket, "is a socket"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "is a device"),
-    "link to itself": (_loop, "links form a loop"),
+    "link to itself": (_loop, "symbolic links form a loop"),
 }
 
 

@@ -27,6 +27,9 @@ def test_a_few_lines_train_evaluate_and_sample(text: Path, tmp_path: Path, capsy
     measured = again.evaluate(device="cpu", progress=False)
     assert measured["loss"] == pytest.approx(run.result["best"]["loss"], rel=1e-6)
     assert "each target once" in measured["perplexity_definition"]
+    n_tokens = len(again.corpus(progress=False).valid)
+    assert f"{n_tokens:,} tokens" in measured["perplexity_definition"]
+    assert measured["perplexity_definition"] == run.result["definition"]
     sample = "".join(again.generate("4 squared", 8, seed=1, device="cpu"))
     assert sample == "".join(again.generate("4 squared", 8, seed=1, device="cpu"))
     assert 0 < len(sample) <= 8

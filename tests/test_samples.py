@@ -269,15 +269,18 @@ def test_settings_written_by_hand_take_a_sample_unless_they_say_otherwise():
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    ("settings", "n_tokens", "text"),
     [
-        ({}, "over the whole valid split,"),
-        ({"max_valid_tokens": 65_536, "sampling": "first"}, "over the first 65,536 tokens of the valid split,"),
+        ({}, 90_000, "over the whole valid split (90,000 tokens),"),
+        ({"max_valid_tokens": 65_536, "sampling": "first"}, 65_536, "over the first 65,536 tokens of the valid split,"),
         (
             {"max_valid_tokens": 65_536},
+            65_536,
             "over a sample of 65,536 tokens of the valid split (documents in an order shuffled",
         ),
+        ({"max_valid_tokens": 65_536}, 9_000, "over the whole valid split (9,000 tokens),"),
+        ({"max_valid_tokens": 65_536, "sampling": "first"}, 9_000, "over the whole valid split (9,000 tokens),"),
     ],
 )
-def test_the_definition_of_perplexity_says_which_text_it_is_of(settings, text):
-    assert text in perplexity_definition("valid", 128, DataConfig(**settings))
+def test_the_definition_of_perplexity_states_the_text_and_its_number_of_tokens(settings, n_tokens, text):
+    assert text in perplexity_definition("valid", 128, DataConfig(**settings), n_tokens)

@@ -28,6 +28,11 @@ def test_a_sample_is_small_and_its_card_is_about_it(name: str) -> None:
     card = (run.path / "README.md").read_text("utf-8")
     assert card.startswith(f"# Sample model: {name}")
     assert f"{run.result['best']['bits_per_byte']:.4f} | {run.result['best']['perplexity']:.3f} |" in card
+    assert (
+        f"the whole valid split ({run.info['corpus']['splits']['valid']['tokens']:,} tokens)"
+        in run.result["definition"]
+    )
+    assert run.result["definition"] in card
     assert (samples.FOLDER / "LICENSE.python.txt").is_file()
     for name in ("config.toml", "info.json", "result.json", "README.md"):
         assert not re.search(r"(?<![.\w])/\w+/", (run.path / name).read_text("utf-8")), (

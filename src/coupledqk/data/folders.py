@@ -65,7 +65,7 @@ def status_of(path: Path) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        circle = "; its links lead in a circle, remove one" if error.errno == errno.ELOOP else ""
+        circle = "; its symbolic links form a loop, remove one of them" if error.errno == errno.ELOOP else ""
         raise CoupledQKError(f"cannot read {path}: {error.strerror}{circle}") from None
     except ValueError as error:
         raise CoupledQKError(f"{str(path)!r} is not a path ({error}): give a file or a folder") from None

@@ -71,7 +71,7 @@ class Run(RunFolder):
             "split": split,
             "hash": tokens.info.hash,
             **language_metrics(model, batches, tokens.info.splits[split].bytes),
-            "perplexity_definition": perplexity_definition(split, seq_len, data),
+            "perplexity_definition": perplexity_definition(split, seq_len, data, tokens.info.splits[split].tokens),
         }
 
     def generate(

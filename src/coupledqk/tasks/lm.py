@@ -36,7 +36,9 @@ class LanguageModelling:
             "sample_hash": corpus.info.sample_hash,
         }
         self.files = {"tokenizer.json": corpus.tokenizer.to_json()}
-        self.definition = perplexity_definition("valid", config.train.seq_len, text_of(config))
+        self.definition = perplexity_definition(
+            "valid", config.train.seq_len, text_of(config), corpus.info.splits["valid"].tokens
+        )
 
     @classmethod
     def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> "LanguageModelling":
@@ -112,14 +114,16 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def perplexity_definition(split: str, seq_len: int, data: DataConfig) -> str:
-    n = {"train": data.max_tokens, "valid": data.max_valid_tokens}.get(split)
-    if n is None:
-        text = f"the whole {split} split"
+def perplexity_definition(split: str, seq_len: int, data: DataConfig, n_tokens: int) -> str:
+    """The definition of perplexity on `n_tokens` tokens of a split. They are the whole split if there are fewer than the
+    maximum number of tokens in the settings."""
+    limit = {"train": data.max_tokens, "valid": data.max_valid_tokens}.get(split)
+    if limit is None or n_tokens < limit:
+        text = f"the whole {split} split ({n_tokens:,} tokens)"
     elif data.sampling == "first":
-        text = f"the first {n:,} tokens of the {split} split"
+        text = f"the first {n_tokens:,} tokens of the {split} split"
     else:
-        text = f"a sample of {n:,} tokens of the {split} split (documents in an order shuffled by a hash)"
+        text = f"a sample of {n_tokens:,} tokens of the {split} split (documents in an order shuffled by a hash)"
     return (
         f"exp of the mean loss per {data.tokenizer} token over {text}, end-of-text tokens included, in non-overlapping windows "
         f"of {seq_len} tokens, each target once"
