@@ -159,7 +159,7 @@ def test_the_page_follows_a_run_while_it_is_trained(tmp_path: Path, browser: Bro
         browser.wait_for("document.querySelectorAll('table.results tbody tr').length === 2")
         assert browser.complaints() == []
         assert {url.removeprefix(server.url) for url in browser.requests()} == {"", "part"}
-    browser.wait_for("document.querySelector('#connection').textContent.includes('does not answer')")
+    browser.wait_for("document.querySelector('#connection').textContent.includes('does not respond')")
     assert browser.evaluate("document.querySelectorAll('table.results tbody tr').length") == 2, "the last values stay"
 
 

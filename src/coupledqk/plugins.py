@@ -52,7 +52,9 @@ def load_plugin(path: str | Path) -> Plugin:
     except OSError as error:
         raise CoupledQKError(f"plugin {path} cannot be read ({error.strerror}): name a Python file") from None
     except RuntimeError:  # of pathlib
-        raise CoupledQKError(f"plugin {path} cannot be read (its symbolic links form a loop): name a Python file") from None
+        raise CoupledQKError(
+            f"plugin {path} cannot be read (its symbolic links form a loop): name a Python file"
+        ) from None
     sha256 = hashlib.sha256(source).hexdigest()
     if sha256 in _paths:
         return Plugin(_paths[sha256], sha256)

@@ -1,14 +1,14 @@
-"""The bundle: the attention of one or two runs on a text as plain JSON, which is the only data of the page.
+"""The bundle: the attention of one or two runs on a text as JSON, which contains all data of the page.
 
 format, version     "coupledqk explorer", 2
-tokens              the text's tokens; bytes that are not UTF-8 by themselves are written \\xe2
+tokens              the text's tokens; bytes that are not valid UTF-8 on their own are written as \\xe2
 cut_from            number of tokens of the text before it was cut, or null
 runs                for each run:
-  name, variant, checkpoint      which run it is, and whether its best or its final weights
-  n_layers, n_heads              layers and heads count from 0
-  causal, signed                 whether no token looks ahead; whether weights can be negative (differential scoring)
+  name, variant, checkpoint      name and variant of the run, and the weights that were used (best or final)
+  n_layers, n_heads              numbers of layers and heads, which are counted from 0
+  causal, signed                 whether attention is causal; whether weights can be negative (differential scoring)
   n_steps                        number of integration steps; 1 for dynamics without steps, 0 for none
-  map_steps                      the steps whose maps are stored: all, or the first and the last where all are too large
+  map_steps                      the steps whose maps are stored: all, or the first and the last if all would be too large
   maps                           packed (len(map_steps), n_layers, n_heads, T, T): query rows, key columns, codes of
                                  `packing.weight_codes`
   changed                        share of attention that the dynamics move to other tokens, by layer and head; or null
@@ -22,7 +22,7 @@ runs                for each run:
     numbers                      packed (n_layers, parts · n_heads, T, n_steps + 1, 7): `motion.NUMBERS`, in
                                  units of `motion.UNITS`
 
-The effects of interventions on the loss take longer, so they are a value of their own: `make_effects`.
+The effects of interventions on the loss take longer to compute, so they are separate: `make_effects`.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ the maps of the first and the last step are stored."""
 
 @dataclass(frozen=True)
 class Reader:
-    """A trained run, loaded to read texts."""
+    """A trained run with its model and tokenizer loaded."""
 
     name: str
     variant: str
@@ -64,7 +64,7 @@ class Reader:
 
     @property
     def positions(self) -> int | None:
-        """Number of tokens the model can read, if it is limited."""
+        """Maximum number of tokens of the model; None if it is not limited."""
         config = self.model.config
         return config.n_positions if config.positions == "learned" else None
 
@@ -94,7 +94,7 @@ def open_readers(
 
 
 def make_bundle(readers: Sequence[Reader], text: str, cut: bool = False) -> dict[str, Any]:
-    """`cut` keeps the beginning of a text that is too long."""
+    """Makes the bundle of a text. `cut` truncates a text that is too long."""
     ids = _encode(readers, text)
     limit = _limit(readers, len(ids[0]), cut)
     pieces = _common_pieces(readers, ids)[:limit]
@@ -108,7 +108,7 @@ def make_bundle(readers: Sequence[Reader], text: str, cut: bool = False) -> dict
 
 
 def make_effects(readers: Sequence[Reader], text: str, cut: bool = False) -> list[dict[str, Any] | None]:
-    """For each run the effects of interventions on the loss, `analysis.LossEffects`; None for a text of one token."""
+    """For each run, the effects of interventions on the loss (`analysis.LossEffects`); None for a text of one token."""
     ids = _encode(readers, text)
     limit = _limit(readers, len(ids[0]), cut)
     return [
@@ -118,7 +118,9 @@ def make_effects(readers: Sequence[Reader], text: str, cut: bool = False) -> lis
 
 
 def _encode(readers: Sequence[Reader], text: str) -> list[list[int]]:
-    text = text.encode("utf-8", "replace").decode()  # an argument that was not UTF-8 holds lone surrogates
+    text = text.encode(
+        "utf-8", "replace"
+    ).decode()  # a command-line argument that is not UTF-8 contains lone surrogates
     if not text:
         raise CoupledQKError("the text is empty: give at least one character")
     return [reader.tokenizer.encode(text) for reader in readers]
@@ -140,7 +142,7 @@ def _common_pieces(readers: Sequence[Reader], ids: Sequence[Sequence[int]]) -> l
     if any(own != pieces[0] for own in pieces):
         said = ", ".join(f"{r.name}: {len(own)} by {r.tokenizer.name}" for r, own in zip(readers, ids, strict=True))
         raise CoupledQKError(
-            f"the runs split the text into different tokens ({said}), so their maps have no common rows: explore one at a time"
+            f"the runs split the text into different tokens ({said}), so their maps cannot be compared: explore one at a time"
         )
     return pieces[0]
 
@@ -192,7 +194,7 @@ def _motion(tape: Tape, n_heads: int) -> dict[str, Any]:
 
 
 def _step_sizes(tape: Tape, n_heads: int) -> list[list[float]] | None:
-    """dt of the key head that each head uses; of a differential head's first sub-head."""
+    """The step size dt of each head's key head; for differential heads, that of the first sub-head."""
     layers = []
     for layer in tape.layers:
         if not isinstance(layer.attention.dynamics, Dynamics):

@@ -1,9 +1,9 @@
-"""How the query and the key of each token move through the integration steps: in numbers, and in a plane to draw.
+"""Motion of the query and the key of each token over the integration steps, as numbers and as paths in a plane.
 
-The n + 1 states of q and the n + 1 states of k are vectors of one space. They are projected on the plane through the origin
-that keeps most of their squared length (a principal component analysis without centring), so lengths and angles at the
-origin keep their meaning. The plane is rotated until q starts to the right along the first axis and k above it, so that
-pictures of different tokens, heads and runs can be compared.
+The n + 1 states of q and the n + 1 states of k are vectors in the same space. They are projected onto the plane through the
+origin that keeps most of their squared length (a principal component analysis without centring), so that lengths and angles
+at the origin keep their meaning. The plane is rotated so that q starts on the positive first axis and k above it, which makes
+pictures of different tokens, heads and runs comparable.
 """
 
 import torch
@@ -13,14 +13,14 @@ from ..analysis import LayerTape
 
 NUMBERS = ("q_length", "k_length", "q_moved", "k_moved", "q_turned", "k_turned", "angle")
 """Lengths and distances are relative to the vector's length before the dynamics. `turned` is the angle to the vector before the
-dynamics, and `angle` the one between q and k, in degrees."""
+dynamics, and `angle` is the angle between q and k, both in degrees."""
 UNITS = (1e-3,) * 4 + (1e-2,) * 3
-"""What one code of each stored number stands for."""
+"""The value of one unit of the stored code, for each number."""
 
 
 def states_of(layer: LayerTape) -> tuple[Tensor, Tensor]:
-    """q and k after each step, (H, T, n + 1, d) in float64. H counts sub-heads; each query comes with its group's key. If a
-    head has two queries, all second ones follow all first ones, as sub-heads do."""
+    """q and k after each step, (H, T, n + 1, d) in float64. H counts sub-heads; each query is paired with its group's key. If
+    heads have two queries, all first queries come before all second ones, in the order of sub-heads."""
     q, k = (x[:, 0].cpu().double() for x in layer.states())  # (n + 1, T, H, d)
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     order = torch.arange(q.shape[2]).view(-1, layer.attention.queries).T.flatten()
@@ -41,7 +41,7 @@ def motion_numbers(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _angle(a: Tensor, b: Tensor) -> Tensor:
-    """In degrees; exact for small angles too, where the arc cosine is not."""
+    """The angle in degrees. Unlike the arc cosine, it is also accurate for small angles."""
     a, b = torch.nn.functional.normalize(a, dim=-1), torch.nn.functional.normalize(b, dim=-1)
     return torch.rad2deg(2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1)))
 
@@ -50,7 +50,7 @@ def plane_paths(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The points (q_x, q_y, k_x, k_y) after each step, (H, T, n + 1, 4), and the share of the squared length that the plane
     keeps, (H, T)."""
     states = torch.cat((q, k), dim=2)  # (H, T, 2n + 2, d)
-    # The coordinates along principal axes are eigenvectors of the small matrix of inner products.
+    # The coordinates along the principal axes follow from the eigenvectors of the small Gram matrix.
     squares, vectors = torch.linalg.eigh(states @ states.mT)
     squares = squares.clamp(min=0)
     points = vectors[..., -2:] * squares[..., None, -2:].sqrt()  # (H, T, 2n + 2, 2)
@@ -60,7 +60,7 @@ def plane_paths(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(points: Tensor) -> Tensor:
-    """The first point on the first axis, the first point of the second half above it."""
+    """Rotates the points so that the first is on the first axis and the first point of the second half is above it."""
     x, y = points[..., 0, :].unbind(-1)
     angle = -torch.atan2(y, x)
     turn = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), -1).unflatten(-1, (2, 2))

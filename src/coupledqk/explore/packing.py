@@ -1,4 +1,4 @@
-"""Arrays as short text for the page: 16-bit codes, all low bytes before all high bytes (they compress better), zlib, base64."""
+"""Packs arrays as text: 16-bit codes, all low bytes before all high bytes for better compression, then zlib and base64."""
 
 import base64
 import zlib
@@ -11,8 +11,8 @@ UNIT = 4096
 
 
 def weight_codes(weights: Tensor) -> Tensor:
-    """Codes of weights. The square root gives small weights, which are the most frequent, finer steps; a weight is recovered to
-    within √|w| / UNIT."""
+    """Codes of weights. The square root gives a finer resolution to small weights, which are the most frequent. A weight is
+    recovered to within √|w| / UNIT."""
     return _int16(weights.sign() * weights.abs().sqrt() * UNIT)
 
 

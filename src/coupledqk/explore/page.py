@@ -1,4 +1,4 @@
-"""The explorer's page: one HTML file with the bundle inside, with the style and the content policy of the reports."""
+"""The explorer's page: one HTML file that contains the bundle, with the style and the content security policy of reports."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ SCRIPTS = (
 
 
 def render(bundle: dict[str, Any], effects: list[Any] | None = None, live_text: str | None = None) -> str:
-    """A page that shows a bundle, and the effects of interventions if they are given.
+    """Renders a page that shows a bundle, and the effects of interventions if they are given.
 
-    With `live_text` the page has a text field, filled with it, and asks the server it came from for effects and other texts.
+    With `live_text` the page has a text field with this text, and requests effects and bundles of other texts from its server.
     """
     names = [run["name"] for run in bundle["runs"]]
     return report.render(
@@ -37,7 +37,7 @@ def render(bundle: dict[str, Any], effects: list[Any] | None = None, live_text: 
 
 
 def write_page(readers: Sequence[Reader], text: str, out: Path, cut: bool = False) -> float:
-    """Writes the page of some runs on a text, with the effects of interventions, and returns its size in MB."""
+    """Writes the page of one or two runs on a text, with the effects of interventions. Returns its size in MB."""
     if out.is_dir():
         raise CoupledQKError(f"{out} is a folder: name a file, such as --out {out / 'explore.html'}")
     page = render(make_bundle(readers, text, cut), make_effects(readers, text, cut))

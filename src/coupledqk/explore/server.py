@@ -38,7 +38,7 @@ class Server(LocalServer):
             raise RequestError(HTTPStatus.BAD_REQUEST, 'expected JSON: {"text": "..."}')
         if not self.reading.acquire(timeout=SECONDS_TO_WAIT):
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the explorer is busy with other texts: try again later")
-        try:  # one text at a time: a recording hooks the model, and memory holds one text's maps
+        try:  # one text at a time, because recording uses hooks of the model, and to limit the memory for maps
             return json_answer(make(self.readers, text, self.cut))
         finally:
             self.reading.release()

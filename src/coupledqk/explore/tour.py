@@ -1,14 +1,14 @@
-"""The stops of the guided tour: the heads of a run that show best what heads do, found on the text at hand.
+"""The stops of the guided tour: heads of a run that show typical behaviours most clearly on the given text.
 
-Each stop is the head with the highest mean share of attention on what the stop is about:
+Each stop is the head with the highest mean share of attention on its target:
 
-previous    the token before; mean over the tokens from the second on
+previous    the previous token; mean over the tokens from the second on
 induction   the token that followed an earlier occurrence of the same token; mean over tokens that occurred before
 sink        the first token of the text; mean over the tokens from the third on
 changed     the share of attention that the dynamics move to other tokens, as `attention_moved` measures it
 
-A stop also says what evenly spread attention would give on this text (`even`) and what the head would give without its dynamics
-(`before`), and points at the token that shows the behaviour best.
+A stop also contains the share for uniform attention on this text (`even`), the share of the head without its dynamics
+(`before`), and the token that shows the behaviour most clearly.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ class Stop:
     layer: int
     head: int
     query: int
-    """Position of the token whose row shows the behaviour best."""
+    """Position of the token whose row shows the behaviour most clearly."""
     key: int | None
-    """Position of the token that this row looks at, where the stop is about one."""
+    """Position of the token that this row attends to, if the target is a single token."""
     share: float
-    """Mean share of attention, over the tokens that the stop is about."""
+    """Mean share of attention on the target."""
     even: float | None
-    """What evenly spread attention would give."""
+    """The share for uniform attention."""
     before: float | None
-    """What this head would give without its dynamics, for a run with dynamics."""
+    """The share of this head without its dynamics; None for a run without dynamics."""
 
 
 def find_stops(maps: Tensor, tokens: Sequence[int], causal: bool = True) -> list[Stop]:
@@ -54,7 +54,7 @@ def find_stops(maps: Tensor, tokens: Sequence[int], causal: bool = True) -> list
 
 
 def _targets(tokens: Sequence[int]) -> dict[Literal["previous", "induction", "sink"], Tensor]:
-    """By stop, a matrix that is True where a query (row) looks at a key (column) as the stop describes."""
+    """The target of each stop, as a matrix that is True where a key (column) is a target of a query (row)."""
     n = len(tokens)
     ids = torch.tensor(tokens)
     place = torch.arange(n)

@@ -61,8 +61,12 @@ def baselines_table(models: Sequence[LanguageModel]) -> Table | None:
             if model.baselines == baselines:
                 gain = _gain(context_gain(model.position_losses))
                 rows.append((model.name, *_bits(model.bits_per_byte, bigram), gain))
-    head = ("", BITS_PER_BYTE.name, "of the bigram model's", "gain from context, nats")
-    return Table("Beside n-gram models of the same text", head, tuple(rows), "lrrr").without_empty() if rows else None
+    head = ("", BITS_PER_BYTE.name, "relative to bigram model", "gain from context, nats")
+    return (
+        Table("Comparison with n-gram models of the same text", head, tuple(rows), "lrrr").without_empty()
+        if rows
+        else None
+    )
 
 
 def _gain(nats: float | None) -> str:

@@ -113,7 +113,7 @@ def printable(text: str) -> str:
 def _drawable(curve: Series, log_x: bool, log_y: bool) -> Series:
     if curve.band and len(curve.band) != len(curve.points):
         raise CoupledQKError(
-            f"series {curve.name!r} has {len(curve.points)} points, but a band of {len(curve.band)}: give one for each"
+            f"series {curve.name!r} has {len(curve.points)} points, but its band has {len(curve.band)}: give one for each point"
         )
     band = curve.band or [(y, y) for _, y in curve.points]
     kept = [

@@ -17,7 +17,7 @@ def shifts_table(outcomes: Sequence[Outcome]) -> Table:
     """A table with a row for every property; it has no rows if no outcome measured any."""
     head = ("", "standard", "coupled", "change", "95% interval", "null pairs", "pairs of seeds")
     rows = tuple(_row(shift) for outcome in outcomes for shift in outcome.shifts)
-    return Table("What coupling changes", head, rows, "lrrrrrr")
+    return Table("Other effects of coupling", head, rows, "lrrrrrr")
 
 
 def _row(shift: Shift) -> tuple[str, ...]:

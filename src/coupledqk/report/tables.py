@@ -53,7 +53,7 @@ def latex_text(text: str) -> str:
 
 
 def results_table(outcome: Outcome) -> Table:
-    """The results beside the paper's, and the verdicts on the claims about each row."""
+    """The results, those of the paper, and the verdicts on the claims about each row."""
     metric, baselines = outcome.metric, set(outcome.baselines.values())
     against = f"against {baselines.pop()}" if len(baselines) == 1 else "against its baseline"
     here, there = f"{metric.name} here", f"{metric.name} in the paper"
@@ -90,7 +90,7 @@ def costs_table(outcome: Outcome) -> Table:
         )
         for row in outcome.rows
     )
-    return Table(f"{outcome.title}: the last step, and costs", head, rows, "l" + "r" * (len(head) - 1)).without_empty()
+    return Table(f"{outcome.title}: final step and costs", head, rows, "l" + "r" * (len(head) - 1)).without_empty()
 
 
 def seeds_table(outcome: Outcome) -> Table:

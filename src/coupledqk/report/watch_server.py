@@ -1,7 +1,7 @@
 """Serves the page that follows training.
 
 GET  /        the page
-GET  /part    {"html": ...}: the part of the page that changes, as it is now
+GET  /part    {"html": ...}: the current version of the dynamic part of the page
 """
 
 from collections.abc import Sequence

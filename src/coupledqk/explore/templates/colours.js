@@ -1,4 +1,4 @@
-// Blue for positive weights, orange for negative ones, from the paper's colour away; told apart by all eyes.
+// Blue for positive weights and orange for negative ones, starting from the background colour; safe for colour-blind readers.
 const RAMPS = {
   light: { plus: ["#ffffff", "#b5d8ee", "#56a5d8", "#0072b2", "#03304d"], minus: ["#ffffff", "#f7d3ab", "#ec9645", "#d55e00", "#5c2600"] },
   dark: { plus: ["#16181b", "#0d3a57", "#0072b2", "#56b4e9", "#e9f6ff"], minus: ["#16181b", "#542a08", "#b85000", "#e69f00", "#fff3d9"] },
@@ -14,7 +14,7 @@ function channels(colour) {
   return [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 }
 
-// Red, green and blue of each level, one after the other.
+// The red, green and blue values of each level, concatenated.
 function levels(stops) {
   const colours = stops.map(channels);
   const table = new Uint8ClampedArray(LEVELS * 3);
@@ -28,12 +28,12 @@ function levels(stops) {
   return table;
 }
 
-// Small weights are many: the square root brings them out.
+// Most weights are small; the square root makes them visible.
 function strength(weight, top) {
   return Math.sqrt(Math.min(Math.abs(weight) / top, 1));
 }
 
-// The map as an image of one pixel per weight; the future is left transparent.
+// The map as an image with one pixel per weight; pixels of future tokens are transparent.
 function paint({ n, weights, causal }, top) {
   const { plus, minus } = ramps();
   const tables = [levels(plus), levels(minus)];

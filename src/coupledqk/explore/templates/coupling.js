@@ -1,7 +1,7 @@
-// Which heads coupling changes, and what the loss becomes when something is switched off.
+// The heads that coupling changes, and the effects of interventions on the loss.
 const MOST_HEADS = 6;
 
-// The run that the tour and the list of heads are about.
+// The run that the tour and the list of heads describe.
 const subject = () => coupledRuns().at(-1) ?? state.bundle.runs[0];
 
 function headsByChange(run) {
@@ -23,7 +23,7 @@ function placesLookedAt({ n, weights }) {
   return Object.fromEntries(Object.entries(shares).map(([place, share]) => [place, share / (total || 1)]));
 }
 
-const PLACES = { itself: "the token itself", before: "the token before", first: "the first token", others: "other tokens" };
+const PLACES = { itself: "the token itself", before: "the previous token", first: "the first token", others: "other tokens" };
 const LEAST_MOVED = 0.05;
 
 function focusWords(before, after) {
@@ -34,7 +34,7 @@ function focusWords(before, after) {
   return `A row looks at ${now.toFixed(1)} tokens on average, about as many as before (${many.toFixed(1)}).`;
 }
 
-// What coupling changes about where a head looks, on average over the text.
+// Describes how coupling changes the attention of a head, on average over the text.
 function movedWords(run, layer, head) {
   const { length } = state.bundle.tokens;
   if (length < 3) return "";
@@ -88,7 +88,7 @@ function effectTable(run, effects) {
     if (effects.without_motion) rows.push([`its query and key held still (dt\u00a0=\u00a00)`, effects.without_motion[layer][head]]);
   }
   if (effects.without_dynamics !== null) rows.push(["all queries and keys held still (dt\u00a0=\u00a00)", effects.without_dynamics]);
-  const header = element("thead", {}, element("tr", {}, ...["", "loss", "change", "right next token"].map((text) => element("th", {}, text))));
+  const header = element("thead", {}, element("tr", {}, ...["", "loss", "change", "correct next token"].map((text) => element("th", {}, text))));
   return element("div", { class: "wide" }, element("table", {}, header, element("tbody", {}, ...rows.map(([words, loss]) => effectRow(words, loss, effects.loss)))));
 }
 

@@ -1,5 +1,5 @@
 "use strict";
-// The bundle of explore/bundle.py as arrays, and its tokens as something to look at.
+// Decodes the bundle of explore/bundle.py to arrays, and its tokens to visible labels.
 const UNIT = 4096;
 
 async function unpack(text) {
@@ -12,7 +12,7 @@ async function unpack(text) {
 }
 
 async function decode(bundle) {
-  if (bundle.format !== "coupledqk explorer" || bundle.version !== 2) throw new Error("its data are not an explorer bundle of version 2");
+  if (bundle.format !== "coupledqk explorer" || bundle.version !== 2) throw new Error("the data are not an explorer bundle of version 2");
   for (const run of bundle.runs) {
     run.maps = await unpack(run.maps);
     for (const part of run.motion ? ["points", "held", "numbers"] : []) run.motion[part] = await unpack(run.motion[part]);
@@ -20,7 +20,7 @@ async function decode(bundle) {
   return bundle;
 }
 
-// The round weight that one in fifty weights exceeds, over all maps: the strongest colour.
+// The weight of the strongest colour: a round number that one in fifty weights of all maps exceeds.
 function topWeight({ tokens, runs }) {
   const counts = new Float64Array(32768);
   let rest = 0;
@@ -38,7 +38,7 @@ function topWeight({ tokens, runs }) {
   return Math.min(1, [1, 2, 5, 10].map((digit) => digit * power).find((round) => round >= top * 0.999));
 }
 
-// The last step not after the given one whose maps are stored.
+// The last step with stored maps that is not after the given step.
 function storedStep(run, step) {
   return run.map_steps.findLast((stored) => stored <= step) ?? 0;
 }
@@ -79,7 +79,7 @@ function tokenMotion(run, n, layer, head, part, token) {
   };
 }
 
-// Characters that cannot be seen, or that would reorder their neighbours, are shown by a sign or by their number.
+// Invisible characters, and those that would reorder their neighbours, are shown as a symbol or as their code point.
 function visible(token) {
   return token.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu, (character) => {
     const code = character.codePointAt(0);

@@ -1,4 +1,4 @@
-// A map on a canvas, with its tokens at the sides where there is room for them.
+// A map on a canvas, with tokens as labels if there is room for them.
 const LABEL_CELL = 9.5;
 const LONGEST_LABEL = 14;
 
@@ -26,7 +26,7 @@ class HeatMap {
     this.draw();
   }
 
-  // The query and the key under the pointer, or null beside the map.
+  // The query and the key under the pointer, or null outside the map.
   at(event) {
     const box = this.canvas.getBoundingClientRect();
     const query = Math.floor((event.clientY - box.top - this.margin) / this.cell);

@@ -1,4 +1,4 @@
-// The motion of q and k through the steps, in their plane and in words.
+// The motion of q and k over the steps, as a drawing in their plane and as text.
 const SIDE = 260;
 const EDGE = 26;
 
@@ -9,7 +9,7 @@ function draw(parent, kind, attributes, text = "") {
   return parent.appendChild(made);
 }
 
-// The smallest square that holds the origin and all points of all paths, so that runs are drawn to one scale.
+// The smallest square that contains the origin and all points of all paths, so that all runs have the same scale.
 function frame(paths) {
   const points = [[0, 0], ...paths.flatMap(({ q, k }) => [...q, ...k])];
   const [left, bottom] = [0, 1].map((axis) => Math.min(...points.map((point) => point[axis])));

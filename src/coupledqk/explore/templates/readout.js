@@ -1,4 +1,4 @@
-// What a row of a map says, in words: the tokens shaded by it, and the keys it looks at most.
+// The selected row of a map as text: the tokens shaded by attention, and the keys with the most attention.
 const MOST_KEYS = 6;
 
 function tokenName(tokens, i) {
@@ -40,7 +40,7 @@ function rowEntropy(row) {
   return row.reduce((sum, weight) => sum - (weight ? (Math.abs(weight) / total) * Math.log(Math.abs(weight) / total) : 0), 0);
 }
 
-// A bar is as long as its weight, measured by the largest one beside it.
+// The length of a bar is its weight relative to the largest weight in the list.
 function bar(tokens, key, weight, largest, format) {
   const track = element("span", {}, tokenName(tokens, key), tokenPlace(key));
   track.style.setProperty("--part", largest && Math.abs(weight) / largest);
@@ -64,7 +64,7 @@ function describeRow(tokens, map, query, key, largest) {
   const format = isDifference ? percentagePoints : (weight) => percent(weight);
   const most = [...row.keys()].filter((i) => row[i]).sort((a, b) => Math.abs(row[b]) - Math.abs(row[a]));
   const about = isDifference
-    ? " looks differently, most at (in percentage points):"
+    ? " has the largest differences at (in percentage points):"
     : ` looks at ${Math.exp(rowEntropy(row)).toFixed(1)} tokens, most at:`;
   const parts = [element("p", {}, tokenName(tokens, query), tokenPlace(query), about)];
   if (key !== null) {
@@ -75,14 +75,14 @@ function describeRow(tokens, map, query, key, largest) {
   return [...parts, ...most.slice(0, MOST_KEYS).map((i) => bar(tokens, i, row[i], largest, format))];
 }
 
-// How many tokens a row looks at, on average over the rows.
+// The number of tokens that a row looks at, averaged over the rows.
 function tokensLookedAt(map) {
   let total = 0;
   for (let query = 0; query < map.n; query++) total += Math.exp(rowEntropy(rowOf(map, query)));
   return total / map.n;
 }
 
-// Half the sum of absolute differences of a row, on average over the rows: the share of attention that went to other tokens.
+// Half the sum of absolute differences of a row, averaged over the rows: the share of attention moved to other tokens.
 function shareMoved({ n, weights }) {
   return weights.reduce((sum, weight) => sum + Math.abs(weight), 0) / (2 * n);
 }

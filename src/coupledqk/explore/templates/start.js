@@ -1,4 +1,4 @@
-// The first bundle, and other texts while they are typed where the page was served.
+// Shows the first bundle and, on a served page, other texts as they are typed.
 const PAUSE = 250; // milliseconds without a keystroke before the text is read
 
 function show(bundle, effects) {
@@ -24,7 +24,7 @@ function complain(message) {
 
 async function ask(route, text, signal) {
   const request = fetch(route, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text }), signal });
-  const silence = { error: "The server does not answer: is `coupledqk explore --serve` still running?" };
+  const silence = { error: "The server does not respond: is `coupledqk explore --serve` still running?" };
   return request.then((response) => response.json()).catch(() => silence);
 }
 

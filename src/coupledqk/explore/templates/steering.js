@@ -1,4 +1,4 @@
-// The pickers, the pointer and the keys.
+// Controls: the pickers, the pointer and the keyboard.
 function showPicker(id, name, choices) {
   const focused = [...byId(id).children].indexOf(document.activeElement);
   const buttons = choices.map(({ text, pressed, act }) => {
@@ -54,7 +54,7 @@ function scrub(step) {
 const SECONDS_PER_STEP = 0.8;
 let playing = null;
 
-// Follows the coupling from the beginning to the end, once.
+// Plays the steps of the coupling once, from the beginning to the end.
 function play() {
   clearInterval(playing);
   scrub(0);

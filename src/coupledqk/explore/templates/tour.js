@@ -1,18 +1,18 @@
-// The guided tour: four heads that show what heads do, found by explore/tour.py on this text.
+// The guided tour of four heads with typical behaviours, selected by explore/tour.py on this text.
 const STOPS = {
-  previous: { title: "the token before", words: "looks at the token just before the one that it reads" },
-  induction: { title: "repetition", words: "looks for an earlier place where the same token stood, and at the token that followed it there. This is how a model continues a repetition; such heads are called induction heads" },
-  sink: { title: "the first token", words: "rests on the first token of the text, whatever it reads. A head that has nothing to contribute puts its attention there; the first token is then called a sink" },
+  previous: { title: "the previous token", words: "looks at the token just before the current one" },
+  induction: { title: "repetition", words: "looks for an earlier occurrence of the current token, and at the token that followed it. This is how a model continues a repetition; such heads are called induction heads" },
+  sink: { title: "the first token", words: "looks mostly at the first token of the text, whatever the current token is. A head that has nothing to contribute puts its attention there; the first token is then called an attention sink" },
   changed: { title: "changed by coupling", words: "" },
 };
 
 function missingStop(kind) {
-  if (kind === "changed") return "The runs shown here have no coupling, so there is no head that it changes.";
+  if (kind === "changed") return "The runs shown here have no coupling, so it changes no head.";
   if (kind === "induction") return "No token of this text occurs twice, so there is no repetition to continue. Try a text that repeats itself.";
   return "This text is too short for this stop.";
 }
 
-// The token that a stop's row looks at most after a step, and how much.
+// The token that a stop's row looks at most after a step, and its share of attention.
 function mostLooked(run, stop, step) {
   const row = rowOf(headMap(run, state.bundle.tokens.length, stop.layer, stop.head, step), stop.query);
   const key = row.reduce((best, weight, i) => (Math.abs(weight) > Math.abs(row[best]) ? i : best), 0);
@@ -59,7 +59,7 @@ function showTour() {
   const buttons = kinds.map((kind, i) => ({ text: `${i + 1} ${STOPS[kind].title}`, pressed: i === state.stop, act: () => visit(i) }));
   showPicker("stops", "guided tour", buttons);
   if (state.stop === null) {
-    byId("stop").replaceChildren(element("p", {}, "Four heads worth seeing, found in this text."));
+    byId("stop").replaceChildren(element("p", {}, "Four heads with typical behaviours, selected on this text."));
     return;
   }
   const kind = kinds[state.stop];

@@ -1,4 +1,4 @@
-// What is shown: the state of the page and its maps.
+// The state of the page, and its maps.
 const byId = (id) => document.getElementById(id);
 const state = { bundle: null, effects: null, top: 1, layer: 0, head: 0, all: false, view: "both", query: 0, step: 0, pointed: null };
 let shown = []; // the heat maps on the page: { heat, map, name, head }
@@ -10,7 +10,7 @@ function current() {
 const coupledRuns = () => state.bundle.runs.filter((run) => run.n_steps > 0);
 const mostSteps = () => Math.max(0, ...state.bundle.runs.map((run) => run.n_steps));
 
-// The ways to look at the runs at hand; the first is shown unless another was chosen.
+// The available views of the runs; the first is the default.
 function viewChoices() {
   const { runs } = state.bundle;
   const several = runs.length > 1 ? { runs: "side by side", difference: "difference" } : {};
@@ -23,7 +23,7 @@ function currentView() {
   return choices.includes(state.view) ? state.view : (choices[0] ?? "runs");
 }
 
-// A run's map of a head after a step, or why there is none.
+// The map of a head of a run after a step, or the reason why there is none.
 function mapOf(run, head, step = state.step) {
   if (state.layer >= run.n_layers) return `${run.name} has no layer ${state.layer}.`;
   if (head >= run.n_heads) return `${run.name} has no head ${head}.`;
@@ -120,7 +120,7 @@ function showScrubber() {
   byId("step-name").textContent = state.step === 0 ? "before" : `step ${state.step} of ${most}`;
 }
 
-// Everything that follows the row under the pointer, or the kept one.
+// Updates everything that depends on the selected row, which is under the pointer or was clicked.
 function refresh() {
   const { query, key, shown: source } = current();
   const { tokens } = state.bundle;

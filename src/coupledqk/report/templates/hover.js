@@ -1,5 +1,5 @@
 "use strict";
-// The values under the pointer, and a line through the nearest points. Without this script the charts are complete, too.
+// Shows the values under the pointer and a line through the nearest points. The charts are complete without this script.
 const formatX = new Intl.NumberFormat("en", { maximumSignificantDigits: 9 });
 const formatY = new Intl.NumberFormat("en", { maximumSignificantDigits: 5 });
 const NEAR = 12;
@@ -39,7 +39,7 @@ function show(svg, curves, guide, readout, left) {
     add(row, "span", {}, name);
     add(row, "b", {}, formatY.format(y));
   }
-  // to the right where there is room: there, curves that fall leave the top free
+  // The readout is to the right of the pointer if there is room, where falling curves leave the top free.
   const part = (100 * here.left) / svg.viewBox.baseVal.width;
   readout.style.left = part < 60 ? `${part + 3}%` : "auto";
   readout.style.right = part < 60 ? "auto" : `${103 - part}%`;
@@ -48,7 +48,7 @@ function show(svg, curves, guide, readout, left) {
 function makeReadable(svg) {
   const title = svg.querySelector("title");
   svg.setAttribute("aria-label", title.textContent);
-  title.remove(); // else the browser shows it as a tooltip over ours
+  title.remove(); // otherwise the browser shows it as a tooltip over the readout
   const curves = [...svg.querySelectorAll(".series")].map(readCurve);
   const guide = add(svg, "g", { class: "guide" });
   const readout = add(svg.parentElement, "div", { class: "chart readout" });
@@ -59,7 +59,7 @@ function makeReadable(svg) {
   svg.addEventListener("pointermove", move);
   svg.addEventListener("pointerdown", move);
   svg.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "mouse") return; // a finger has gone, its reader has not
+    if (event.pointerType !== "mouse") return; // on a touch screen the readout stays after the finger is lifted
     guide.replaceChildren();
     readout.replaceChildren();
   });
