@@ -1,4 +1,4 @@
-"""A real browser with the network off: Chromium, spoken to by its DevTools protocol over a pipe."""
+"""A real browser with the network off: Chromium, controlled by the DevTools protocol over a pipe."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ PATIENCE = 60
 
 
 class Browser:
-    """One headless browser; `call` sends a command, `events` holds what the page has told since it was opened."""
+    """A headless browser. `call` sends a command; `events` contains the events since the page was opened."""
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM
@@ -118,22 +118,22 @@ class Browser:
         raise AssertionError(f"it never came true that {expression}")
 
     def complaints(self) -> list[dict[str, Any]]:
-        """What the console of the page holds."""
+        """The messages on the console of the page."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [entry for kind in kinds for entry in self.heard(kind)]
 
     def requests(self) -> list[str]:
-        """The addresses that the page has asked for."""
+        """The URLs that the page has requested."""
         return [request["request"]["url"] for request in self.heard("Network.requestWillBeSent")]
 
     def assert_fits(self, width: int, selector: str) -> None:
-        """Nothing that the selector finds sticks out sideways."""
+        """No element that matches the selector exceeds the width of the page."""
         assert self.evaluate("document.documentElement.scrollWidth") == width
         blocks = f"[...document.querySelectorAll({selector!r})].map(block => block.getBoundingClientRect().right)"
         assert max(self.evaluate(blocks)) <= width
 
     def assert_legible(self, scheme: str, selector: str) -> None:
-        """The text that the selector finds has a contrast of at least 4.5 against the paper."""
+        """The text of elements that match the selector has a contrast of at least 4.5 to the background."""
         colours = f"""[...document.querySelectorAll({selector!r})].map(e => {{
             const style = getComputedStyle(e);
             return e instanceof SVGElement ? style.fill : style.color;

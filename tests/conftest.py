@@ -1,4 +1,4 @@
-"""Shared by the tests: one thread, seeded draws, poisoned memory, and small modules in which every parameter matters."""
+"""Shared fixtures: one thread, seeded random numbers, poisoned memory, and small modules with non-trivial parameters."""
 
 import math
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uninitialised floating-point memory holds NaN, so whoever reads it before writing shows it."""
+    """Fills uninitialised floating-point memory with NaN, so that reading it before writing is detected."""
 
     def poisoned(make):
         def wrapper(*args, **kwargs):
@@ -50,7 +50,7 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def registries_restored() -> Iterator[None]:
-    """What a test registers is unknown to other tests."""
+    """Removes what a test has registered, so that other tests do not see it."""
     tables = (registry.DYNAMICS, METHODS, registry.SCORINGS, SCORINGS, VARIANTS, plugins._paths)
     before = [dict(table) for table in tables]
     yield
@@ -61,7 +61,7 @@ def registries_restored() -> Iterator[None]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens of other tests, or of the user, are not found."""
+    """An empty token cache, separate from that of other tests and of the user."""
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
 
 
@@ -85,7 +85,7 @@ def source(tmp_path: Path, own_cache: None) -> Run:
 
 @torch.no_grad()
 def stir(module: Module) -> Module:
-    """Moves every parameter to where it matters, in float64.
+    """Gives every parameter a non-trivial value, in float64.
 
     A new module has a force of nearly 0, closed gates, identity couplings and the same step size in every head:
     most properties would hold for the wrong reason.

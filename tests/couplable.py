@@ -64,7 +64,7 @@ every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
 def tiny_config(architecture: str, **settings: Any) -> Any:
-    """The default configuration with the small settings it knows; of lists with an entry a layer, the first and the last."""
+    """The default configuration with small sizes. Of lists with one entry per layer, the first and the last are kept."""
     kind = transformers.CONFIG_MAPPING[architecture]
     default = kind()
     depth = getattr(default, "num_hidden_layers", 0)
@@ -138,7 +138,7 @@ def fresh(architecture: str = "llama") -> Any:
 
 @torch.no_grad()
 def wake(model: Any) -> Any:
-    """Opens the gates, and gives the forces weights that matter."""
+    """Opens the gates, and gives the forces non-trivial weights."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if ".coupling." in name:

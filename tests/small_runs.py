@@ -69,7 +69,7 @@ def run_to(config: RunConfig, path: Path, stop_at: int | None = None, hear=lambd
 
 
 def trained_bits(run: Run) -> dict[str, bytes | str]:
-    """All that a run computed, to the last bit: weights, optimiser, loss scaler, counters, metrics."""
+    """The exact results of a run: weights, optimizer, loss scaler, counters, metrics."""
     checkpoint = newest(run)
     state = torch.load(checkpoint / "state.pt", weights_only=True)
     return {

@@ -1,4 +1,4 @@
-"""Memory that is freed and needed again stays with the process."""
+"""Freed memory that is needed again stays in the process."""
 
 import subprocess
 import sys

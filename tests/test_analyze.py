@@ -1,4 +1,4 @@
-"""`coupledqk analyze` as a user meets it."""
+"""The command `coupledqk analyze`."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The one Attention: what every variant shares, where each stage stands, and what reduces to what."""
+"""The Attention module: properties that all variants share, the order of its stages, and special cases that agree."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What language models are held against: n-gram models, by hand and by definition, and the loss with little context."""
+"""Baselines of language models: n-gram models compared with their definition, and the loss by length of context."""
 
 import itertools
 import math

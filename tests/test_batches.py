@@ -1,4 +1,4 @@
-"""Which tokens a step sees: a pure function of (seed, step), the same for any ranks and micro-batches."""
+"""Batches are a pure function of (seed, step), independent of ranks and micro-batches."""
 
 import tracemalloc
 
@@ -71,7 +71,7 @@ def test_a_batch_depends_on_seed_and_step_alone(corpus, size, seed, step, others
 
 
 def test_the_order_is_the_same_for_good():
-    """A result names its seed; these rows were written down when the function was."""
+    """Golden values: published results depend on the order of batches for a seed, so it must not change."""
     _, targets = train_batch(text(1000), 10, 4, seed=1, step=30)
     assert targets[:, 0].tolist() == [605, 865, 755, 685]
 

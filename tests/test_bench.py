@@ -1,4 +1,4 @@
-"""The benchmark: fair ratios, no speed for wrong numbers, and results that can be read again."""
+"""Benchmarks: relative speeds, refusal of wrong numerics, and result files."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ SMALL += ["--threads", "1"]
 
 @pytest.fixture
 def memory_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting a process for each contender takes seconds; one test does."""
+    """Replaces the memory measurement, which starts a process for each contender, by a constant."""
     monkeypatch.setattr(throughput, "peak_memory", lambda contender, setup: Memory(2.0, 1.0, setup.batch))
 
 

@@ -1,4 +1,4 @@
-"""Result files of others are checked before they are accepted, and sweeps are summed up by slopes."""
+"""Validation of result files, and slopes of sweeps."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Benchmarks over independent launches: what an interval means, when launching stops, and whether the machine was quiet."""
+"""Benchmarks over independent launches: intervals, stopping, and detection of a busy machine."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""The suite of measurements is resumable, and keeps to its time limit."""
+"""The suite of measurements is resumable and respects its time limit."""
 
 import importlib.util
 import json

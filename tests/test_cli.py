@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line."""
 
 import json
 import subprocess

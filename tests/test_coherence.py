@@ -1,4 +1,4 @@
-"""What documents tell about one another, measured by compression."""
+"""The coherence of a corpus, measured by compression."""
 
 import math
 import random
@@ -65,7 +65,7 @@ def test_the_seed_decides():
 
 
 def test_short_documents_are_context_only():
-    """A corpus of short documents is not more coherent for being short: their excerpts would be dear alone."""
+    """Short documents are used as context only, since their excerpts compress badly alone and would appear more coherent."""
     long, short = corpus(10), ["tiny"] * 50
     assert coherence(long + short, n_documents=80, context_bytes=40_000).n_documents == len(long)
 

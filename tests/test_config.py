@@ -1,4 +1,4 @@
-"""A configuration is valid when it exists, survives TOML without loss, and mistakes in it are explained."""
+"""Configurations are validated on creation, round-trip through TOML, and explain mistakes."""
 
 import dataclasses
 import math

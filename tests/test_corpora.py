@@ -1,4 +1,4 @@
-"""From names, files and folders to documents in splits: every layout, every format, every bad input."""
+"""Names, files and folders become documents in splits: layouts, formats and invalid input."""
 
 import gzip
 import json

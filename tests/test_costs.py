@@ -1,4 +1,4 @@
-"""Costs are what PyTorch itself counts."""
+"""Computed costs agree with PyTorch's counts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a user of transformers sees of `couple`: their model as it was, then one that is coupled wherever it is used."""
+"""`couple` for users of transformers: the model is unchanged at first, and coupled wherever it is used."""
 
 import copy
 import dataclasses
@@ -104,7 +104,7 @@ def test_a_compiled_model_is_one_graph() -> None:
 
 
 def test_the_configured_back_end_sees_the_module_as_it_was() -> None:
-    """Flash attention reads there which of its kernels it is; a stand-in, for machines without one."""
+    """Flash attention reads the kernel to use from the configuration of the module. A substitute needs no GPU."""
     seen = []
 
     def spy(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A coupling in files: alone, with the whole model, and beside LoRA."""
+"""Saving couplings: alone, with the whole model, and with LoRA."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_plain_from_pretrained_warns_and_names_the_call(kind: str, tmp_path: Pat
 
 
 def test_transformers_itself_reports_the_lost_weights(tmp_path: Path) -> None:
-    """All that is said where coupledqk is not imported."""
+    """This is the only report if coupledqk is not imported."""
     coupled().save_pretrained(tmp_path)
     with pytest.warns(LostCouplingWarning):
         _, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)

@@ -1,6 +1,6 @@
-"""Every architecture that can be coupled, tiny, through one battery. Errors are relative to the size of the logits.
+"""A tiny model of every architecture that can be coupled passes the same checks. Errors are relative to the logits.
 
-Where rounding or an architecture's own cache limits what can be had, the uncoupled model sets the measure.
+Where rounding or an architecture's cache limits the accuracy, the error of the uncoupled model is the limit.
 """
 
 import functools

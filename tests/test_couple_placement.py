@@ -1,4 +1,4 @@
-"""Couplings of models whose weights are elsewhere, or not there as plain floating-point matrices: offloaded, quantized."""
+"""Couplings of models whose weights are offloaded or quantized."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bidirectional models, and multimodal ones by their towers: the same guarantees as for causal language models."""
+"""Bidirectional models and the towers of multimodal models have the same guarantees as causal language models."""
 
 from collections.abc import Iterator
 from pathlib import Path

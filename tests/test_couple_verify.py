@@ -1,4 +1,4 @@
-"""The self-check of `couple`: untested architectures that are right pass, and every silent failure is refused by name."""
+"""The self-check of `couple`: correct unknown architectures pass, and every silent failure is rejected with its name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> tuple[Ten
 
 
 class NewAttention(llama.LlamaAttention):
-    """What a future release might bring, with names of its own."""
+    """An attention class of a hypothetical future release, with different names."""
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
         queries, keys, values = project(self, hidden_states)
@@ -173,7 +173,7 @@ def test_mixing_tokens_shows_in_an_encoder_as_dependence_on_padding(monkeypatch:
 
 
 def test_a_forward_that_goes_past_the_coupling_is_found_in_the_model_itself() -> None:
-    """The small model is built anew and does not have what was done to this one."""
+    """The small model is built from the configuration, so it lacks the patch that was applied to this model."""
     model = model_of(NewAttention).requires_grad_(False)
     for layer in model.layers:
         plain = layer.self_attn.forward

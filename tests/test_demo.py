@@ -1,4 +1,4 @@
-"""The demonstration compares two models that differ in their attention alone."""
+"""The demonstration compares two models that differ only in their attention."""
 
 from dataclasses import replace
 

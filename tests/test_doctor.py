@@ -1,4 +1,4 @@
-"""`coupledqk doctor` describes an environment, a broken one included, and `completion` completes in a real shell."""
+"""`coupledqk doctor` describes intact and broken environments, and `completion` works in a real shell."""
 
 import importlib.metadata
 import json

@@ -1,12 +1,12 @@
-"""What the documentation shows works as pasted.
+"""The examples in the documentation work as written.
 
 The Python blocks of a page run one after the other, as a reader would paste them, in a folder that has the text `my-texts/`.
 A comment above a block changes that:
 
     <!-- test: not run, REASON -->
-    <!-- test: replace OLD with NEW -->       what would take long is made short
+    <!-- test: replace OLD with NEW -->       for example to shorten a training run
 
-Of the commands only the flags are checked.
+Commands are not run; only their flags are checked.
 """
 
 import re

@@ -72,7 +72,7 @@ def messages_of(engine: ClusterEngine, enough: Callable[[Message], bool]) -> lis
 
 
 def check_loss(engine: ClusterEngine, config: RunConfig, folder: Path, lose: Callable[[int], None]) -> None:
-    """A run whose process `lose` takes away resumes elsewhere, and computes what an undisturbed one computes."""
+    """A run whose process is removed by `lose` resumes elsewhere and gives the same result as an undisturbed run."""
     run = RunFolder(folder)
     engine.start(config, folder)
     messages_of(engine, lambda message: message.step >= 10)
@@ -167,7 +167,7 @@ def raylet(node: Any) -> int:
 
 
 class Jobs(SlurmEngine):
-    """Jobs that submitit's local executor starts: what Slurm would be asked, their processes are."""
+    """Jobs started by submitit's local executor. Their state is read from their processes instead of from Slurm."""
 
     def look(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The experiments are data: each expands into runs, carries the paper's numbers, and claims what follows from them."""
+"""Experiments are data: they expand into runs and contain the paper's numbers and the claims that follow from them."""
 
 import math
 import re

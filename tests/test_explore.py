@@ -1,4 +1,4 @@
-"""The explorer's bundle says what the model did, and the command takes any text for text."""
+"""The explorer's bundle agrees with the model, and the command accepts any text."""
 
 import json
 import math

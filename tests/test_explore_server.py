@@ -1,4 +1,4 @@
-"""The live explorer takes any request for what it is: a text, or something to refuse in words."""
+"""The live explorer answers or rejects every kind of request."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Figures show the numbers they are given, in one style, and leave matplotlib as they found it."""
+"""Figures show the given numbers in one style, and do not change matplotlib's global state."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What is on disk after a write: all of the new or all of the old, whatever happens in between."""
+"""Atomic writes: after any failure a file has either the new or the old content."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""The fused dynamics are the reference dynamics: the values, every gradient, and every way in which PyTorch calls them."""
+"""The fused dynamics agree with the reference in values and gradients, however PyTorch calls them."""
 
 from contextlib import nullcontext
 from functools import partial

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on our models: its numbers are our own perplexity."""
+"""lm-evaluation-harness gives the same perplexity for our models as our evaluation."""
 
 import json
 import math

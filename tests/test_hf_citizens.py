@@ -1,4 +1,4 @@
-"""Our models where transformers asks more of a model than a forward pass: compilers, caches, back ends, batching, heads."""
+"""Features of transformers beyond the forward pass: compilation, caches, attention back ends, batching, heads."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Differential weights: our official flavour and transformers' DiffLlama are one function under two sets of names."""
+"""Our official flavour of differential attention and transformers' DiffLlama are the same function."""
 
 import pytest
 import torch

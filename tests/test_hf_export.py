@@ -1,4 +1,4 @@
-"""A run out to transformers' form and back: nothing is lost, and nothing is claimed that is no longer true."""
+"""Exporting a run to transformers and importing it: nothing is lost, and outdated results are not claimed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Our models in transformers: the same numbers, and everything that its users expect of a model."""
+"""Our models in transformers: the same numbers, and the features that users expect of a model."""
 
 import dataclasses
 import importlib.metadata

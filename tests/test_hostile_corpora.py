@@ -1,4 +1,4 @@
-"""Corpora that break readers: every one ends in a line that names the place, or is read in bounded memory and linear time."""
+"""Hostile corpora are rejected with one line that names the position, or read in bounded memory and linear time."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""What can be imported with what."""
+"""Optional dependencies and heavy libraries are imported only where they are needed."""
 
 import pkgutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Generation with weights of 8 bits: close to the model as trained, on a CPU alone, with its perplexity beside it."""
+"""Generation with 8-bit weights is close to the original model, works on CPUs only, and its perplexity is reported."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The dynamics as numerical methods, under the rule for grouped queries too; and `evolve` around them."""
+"""The dynamics as numerical methods, also with grouped queries, and `evolve`."""
 
 import numpy as np
 import pytest

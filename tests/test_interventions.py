@@ -1,4 +1,4 @@
-"""Changing values inside a model: the change takes effect, and nothing else does."""
+"""Interventions change the chosen values in a model and nothing else."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A report says what the outcome files say: the same numbers on the page, in Markdown and in LaTeX, and nothing as markup."""
+"""Reports show the numbers of outcome files, in HTML, Markdown and LaTeX, and escape all text."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""One laboratory: experiments of the package, of a user's file and built in Python run in the same way."""
+"""Experiments of the package, of a user's file and built in Python run in the same way."""
 
 import os
 import re

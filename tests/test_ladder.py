@@ -1,4 +1,4 @@
-"""The effect against model size: fitted, drawn, and refused where it does not fit."""
+"""The effect as a function of model size: fitting, drawing, and rejection of unsuitable data."""
 
 import itertools
 import math

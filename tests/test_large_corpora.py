@@ -1,4 +1,4 @@
-"""Corpora that are too large for one process, one start or a checksum at every start."""
+"""Corpora that need several processes or several starts, or that are too large to be hashed at every start."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ WORDS = "naïve text, <|endoftext|> typed by someone; "
 
 @pytest.fixture(autouse=True)
 def small_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens to large corpora happens to small ones."""
+    """Reduces the size limits, so that small corpora are treated like large ones."""
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
     for module in (text, building):
         monkeypatch.setattr(module, "PIECE", 500)
@@ -266,7 +266,7 @@ def test_a_cache_that_cannot_be_written_to_can_be_used(config, tmp_path):
 
 @pytest.mark.usefixtures("large")
 def test_damage_that_left_no_trace_is_found_on_request_and_repaired(config, tmp_path, monkeypatch, capsys):
-    """As when a disk returns other bytes: neither the size, the times nor the inode of the file tell."""
+    """Simulates a disk that returns wrong bytes, which the size, the times and the inode of a file do not reveal."""
     before = prepare(config).train.tolist()
     (file,) = (tmp_path / "cache").rglob("train.bin")
     stamp = cache.stamp

@@ -1,4 +1,4 @@
-"""The parts around attention: the lean forms are the plain definitions, with first and second derivatives."""
+"""Layers around attention: fused operators agree with their plain definitions, including first and second derivatives."""
 
 import pytest
 import torch

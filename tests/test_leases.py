@@ -1,4 +1,4 @@
-"""At most one process writes to a run, whatever happens to the others and to their clocks."""
+"""At most one process writes to a run, even if other processes fail or clocks differ."""
 
 import itertools
 import json
@@ -59,7 +59,7 @@ def test_it_is_held_until_it_is_released(tmp_path: Path) -> None:
 
 
 def compete(folder: Path, rounds: int, out: Path) -> None:
-    """Takes the lease again and again, and writes down when it was held. Some leases are abandoned, not released."""
+    """Takes the lease repeatedly and records when it was held. Some leases are abandoned instead of released."""
     lease.POLL_SECONDS, lease.PATIENCE_SECONDS = 0.001, 0.0
     lease.EXPIRY_SECONDS = 0.05
     spans = []
@@ -155,7 +155,7 @@ def test_the_number_of_a_dead_process_may_be_given_to_another_one(tmp_path: Path
 
 
 def test_a_lease_without_a_name_is_watched_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its holder may be about to write it, or may have died before it could."""
+    """The holder may be about to write its name, or may have died before writing it."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.3)
     (tmp_path / "lock").mkdir()
     (tmp_path / "lock/0000001").touch()

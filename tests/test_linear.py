@@ -1,4 +1,4 @@
-"""Products with weight matrices: the way for a single row is the same product."""
+"""Products with weight matrices: the fast path for a single row gives the same product."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The lean loss is the plain loss, gradients too, in less memory."""
+"""The chunked loss equals the plain loss, including gradients, and needs less memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every measure against closed forms and against its definition written out; surveys; paired comparisons."""
+"""Measures agree with closed forms and with their definitions; surveys; paired comparisons."""
 
 import gc
 import math

@@ -1,4 +1,4 @@
-"""One model on several processes: the same numbers as on one, resumed on any number of them, and failures in one line."""
+"""Training with several processes: the same numbers as with one, resuming with any number, and failures in one line."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def other_tasks(folder: Path, text: Path) -> dict[str, RunConfig]:
 
 
 def moments(run: Run) -> list[Tensor]:
-    """Of the gradients of all steps, by AdamW: unlike its updates, they show a factor that all gradients have."""
+    """AdamW's moments of the gradients. Unlike its updates, they depend on a common factor of all gradients."""
     model = TASKS[run.config.task.kind](run.config, None).build_model()
     optimizer = build_optimizer(model, run.config.train)
     restore(optimizer, read_state(newest(run))["optimizer"])

@@ -1,4 +1,4 @@
-"""The transformer: its parameters to the last one, cached decoding, and that no way of running it changes its numbers."""
+"""The transformer: exact parameter counts, cached decoding, and equal results in all modes of execution."""
 
 import json
 from pathlib import Path

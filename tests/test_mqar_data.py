@@ -1,4 +1,4 @@
-"""Associative recall: Zoology's rows value for value, the paper's rows by their properties."""
+"""Associative recall: Zoology's rows value by value, and the properties of the paper's rows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Absurd numbers: settings are refused before memory is spent, and what overflows is seen. NaN in, NaN out."""
+"""Extreme numbers: absurd settings are rejected before memory is allocated, and overflows are detected. NaN in, NaN out."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Paths that a user may give by mistake, for every command that takes one: one line, no traceback, nothing harmed."""
+"""Wrong paths for every command that takes one: one line, no traceback, no damage."""
 
 import os
 from pathlib import Path

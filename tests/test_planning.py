@@ -1,4 +1,4 @@
-"""A plan is what the modules do: bytes as autograd saves them, refusals in one line."""
+"""Estimates agree with the modules: bytes saved by autograd, and errors in one line."""
 
 from dataclasses import replace
 
@@ -115,7 +115,7 @@ def test_the_memory_of_the_loss_is_that_of_its_tensors(
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("variant", ["standard", "hamiltonian"])
 def test_the_peak_is_that_of_a_real_step(variant: str, checkpointing: bool) -> None:
-    """All tensors of the second of two micro-batches but for the logits, which an operator hides: here they do not matter."""
+    """The peak is in the second of two micro-batches. The logits are inside an operator and negligible here."""
     config, how = small(variant, n_layers=4, vocab_size=4), Pass(4, T, checkpointing=checkpointing, kernels="cpu")
     model = TransformerLM(config)
     model.gradient_checkpointing = checkpointing

@@ -1,4 +1,4 @@
-"""Dynamics, scorings and variants from outside the package, and the files they come from."""
+"""Dynamics, scorings and variants from plugin files."""
 
 import dataclasses
 import re

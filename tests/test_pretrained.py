@@ -1,4 +1,4 @@
-"""Fine-tuning a pretrained model of transformers: it starts as it was saved, and what is added to it is trained with it."""
+"""Fine-tuning a pretrained model of transformers: it starts from the saved weights, and added modules are trained."""
 
 from pathlib import Path
 from typing import Any

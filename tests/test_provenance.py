@@ -1,4 +1,4 @@
-"""A number's origin is that of this package, not of whatever lies around it."""
+"""The recorded origin is that of this package, not of a surrounding repository."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the README lists is complete; `test_documentation.py` runs its code."""
+"""The lists in the README are complete; `test_documentation.py` runs its code."""
 
 import re
 from pathlib import Path

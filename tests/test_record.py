@@ -1,4 +1,4 @@
-"""Recording shows what happens inside a model, and the model does not notice."""
+"""Recording shows the intermediate values of a model and does not change its output."""
 
 import math
 

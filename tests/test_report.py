@@ -1,4 +1,4 @@
-"""Charts stay inside their frame, and a page says what its run folders say: no more, no less, and nothing as markup."""
+"""Charts stay inside their frame, and pages show the data of run folders and escape all text."""
 
 import html
 import json

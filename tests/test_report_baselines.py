@@ -1,4 +1,4 @@
-"""Beside every language model stand n-gram models of its text; one that is no better than bigrams is marked."""
+"""Reports show n-gram models next to language models, and mark models that are not better than a bigram model."""
 
 from dataclasses import asdict, replace
 

@@ -1,4 +1,4 @@
-"""A run can die at any instant: nothing is lost, and it ends with the same bits."""
+"""A run that is killed at any time loses nothing and ends bit-identically."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""A grid runs, dies, resumes and reports."""
+"""A grid runs, fails, resumes and reports."""
 
 import json
 import os

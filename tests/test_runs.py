@@ -1,4 +1,4 @@
-"""The Python API: what a command can do, a notebook can do in a few lines."""
+"""The Python API offers what the commands do, in a few lines."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Trained models that come with the package: how they are made, used and checked."""
+"""Packaged sample models: how they are created, used and verified."""
 
 import re
 from pathlib import Path

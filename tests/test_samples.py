@@ -1,4 +1,4 @@
-"""Samples of a split: representative, nested, the same for every tokenizer, and part of what names a run."""
+"""Samples of a split are representative, nested, the same for every tokenizer, and part of a run's identity."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Scoring: the fast path against the definition, the kernel it runs on, and an independent differential attention."""
+"""Scoring: the fast path uses the fast kernel and agrees with the definition and an independent implementation."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Files of a run that are damaged: it is found and said, or repaired, and never changes a number silently."""
+"""Damaged files of a run are reported or repaired, and never change a number silently."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The server of local pages: everyone is answered, and nobody can hold it up or confuse it."""
+"""The local server answers every request, and no client can block or confuse it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Tokenised corpora in the cache: what is in them, and that they are whole or made again."""
+"""Tokenized corpora in the cache: their content, and that they are complete or created again."""
 
 import hashlib
 import json

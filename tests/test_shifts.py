@@ -1,4 +1,4 @@
-"""What coupling changes beside the loss: differences seed by seed, beside the noise of null pairs."""
+"""Effects of coupling on properties other than the loss: paired differences, compared with the noise of null pairs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The trained models that are in the package: whole, comparable, and worth looking at."""
+"""The sample models in the package are complete, comparable, and show learned attention."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The statistics against SciPy's, and by simulation with 3 to 10 seeds: intervals cover, tests err as rarely as they say."""
+"""The statistics agree with SciPy; simulations with 3 to 10 seeds check coverage and error rates."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What the package depends on, and that it keeps to itself: licences, and no network unless asked for."""
+"""The licences of the dependencies, and no network access unless requested."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ FOR_DEVELOPERS = ("test", "docs", "lint")
 
 
 def dependencies() -> set[str]:
-    """Of the package and its extras, apart from those of its developers."""
+    """The dependencies of the package and its extras, without those for development."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [
         each for name, of in project["optional-dependencies"].items() if name not in FOR_DEVELOPERS for each in of
@@ -25,7 +25,7 @@ def dependencies() -> set[str]:
 
 
 def licence(name: str) -> str:
-    """All that the metadata of an installed package say."""
+    """All licence information in the metadata of an installed package."""
     about = metadata.metadata(name)
     classifiers = [each for each in about.get_all("Classifier") or [] if each.startswith("License ::")]
     return " ".join([about.get("License-Expression") or "", *classifiers, (about.get("License") or "")[:200]])

@@ -1,4 +1,4 @@
-"""The tasks beside language modelling: recall and classification. Both run through the one training loop."""
+"""Tasks other than language modelling, recall and classification, in the same training loop."""
 
 import gzip
 import json
@@ -50,7 +50,7 @@ def recall(variant: str = "standard", **settings) -> RunConfig:
 
 
 class Oracle(nn.Module):
-    """Finds the query's key in the context and says the value after it; its answers to keys below `knows` are wrong."""
+    """Predicts the value that follows the query's key in the context; its answers for keys below `knows` are wrong."""
 
     def __init__(self, vocab_size: int, n_pairs: int, knows: int = 0) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_zoologys_epochs_take_every_row_once() -> None:
 
 
 def test_a_small_model_learns_to_say_the_value(tmp_path: Path) -> None:
-    """Of a single pair: telling several apart needs a thousand steps or more."""
+    """Uses a single pair, since distinguishing several takes a thousand steps or more."""
     once = {"steps": 100, "eval_every": 100, "save_every": 100}
     result = run_to(recall("hamiltonian", n_pairs=1, seq_len=8, batch_size=32, **once), tmp_path / "run").result
     assert result["final"]["accuracy"] > 0.9  # guessing gives 1/8

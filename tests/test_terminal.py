@@ -1,4 +1,4 @@
-"""What is printed fits the terminal, and the terminal is as it was afterwards."""
+"""Output fits the terminal, and the terminal is restored afterwards."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Text to ids and back: GPT-2's ids exactly, any text without loss, and no way to type an end-of-text."""
+"""Tokenizers: GPT-2's exact ids, lossless round trips, and no way to enter end-of-text as text."""
 
 import importlib.util
 import json

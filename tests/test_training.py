@@ -1,4 +1,4 @@
-"""Training: the recipes are the paper's, and the numbers of a run mean what they say."""
+"""Training: the paper's recipes, and the meaning of the recorded numbers."""
 
 import math
 import re
@@ -169,7 +169,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
 
 
 class Hopeless:
-    """A Task whose loss is that of guessing for so many steps, and worse from then on."""
+    """A Task whose loss is at chance level for a number of steps, and higher afterwards."""
 
     chance_loss = 2.0
 

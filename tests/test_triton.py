@@ -1,7 +1,7 @@
-"""The Triton kernels: in the interpreter they are the reference dynamics, and they compile for GPUs that are not here.
+"""The Triton kernels agree with the reference dynamics in the interpreter, and compile for GPUs without a GPU.
 
-Triton decides when it is first imported whether it interprets. So everything named check_ runs in a process of its own, which
-`test_in_the_interpreter` starts. The interpreter is slow: the shapes are small.
+Triton selects the interpreter when it is first imported. Functions named check_ therefore run in a separate process, which
+`test_in_the_interpreter` starts. Shapes are small because the interpreter is slow.
 """
 
 import os

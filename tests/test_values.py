@@ -1,4 +1,4 @@
-"""Value residual: its equation, that later layers get the first layer's values, and that no way of running changes it."""
+"""Value residual: its equation, the use of the first layer's values, and equal results in all modes of execution."""
 
 import pytest
 import torch

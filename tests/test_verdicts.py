@@ -1,4 +1,4 @@
-"""Verdicts: what they say of clear, of doubtful and of broken evidence, and how often they err."""
+"""Verdicts for clear, doubtful and damaged evidence, and their error rates."""
 
 import math
 import tomllib
