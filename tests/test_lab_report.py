@@ -320,7 +320,7 @@ def test_the_page_counts_the_claims_and_says_why() -> None:
     for known in ("5b1a333", "2 cores", "c0ffee" * 8, "2.13.0", "coupledqk reproduce ablation --scale mini"):
         assert known in text
     assert "exp of the mean loss per bpe:1024 token" in text
-    assert "where the rows differ standard euler diff" in text
+    assert "different settings standard euler diff" in text
 
 
 def test_what_failed_and_what_is_missing_is_said() -> None:

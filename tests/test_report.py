@@ -149,7 +149,7 @@ def test_a_chart_names_itself_and_every_series_with_escaped_labels() -> None:
         ([], "at least one series"),
         ([Series("euler", [])], "'euler' has no point that can be drawn"),
         ([Series("a", [(1, 1)]), Series("euler", [(1, math.nan)])], "'euler' has no point that can be drawn"),
-        ([Series("euler", [(1, 1), (2, 2)], band=[(0, 2)])], "2 points, but a band of 1"),
+        ([Series("euler", [(1, 1), (2, 2)], band=[(0, 2)])], "2 points, but its band has 1"),
     ],
 )
 def test_a_chart_without_data_is_refused(series: list[Series], says: str) -> None:
@@ -267,7 +267,7 @@ def test_the_page_shows_step_sizes_of_coupled_runs_only(tmp_path: Path, demo: li
 
 def test_the_page_says_where_the_runs_differ_and_where_they_come_from(tmp_path: Path, demo: list[Path]) -> None:
     text = text_of(page_of(demo, tmp_path)).replace(". ", ".")
-    differences = text.partition("where the runs differ")[2].partition("Settings that the runs share")[0]
+    differences = text.partition("different settings")[2].partition("Settings that the runs share")[0]
     assert "model.attention.dynamics.method none euler none" in differences
     assert "model.attention.scoring.kind softmax softmax differential" in differences
     assert "d_model" not in differences
