@@ -1,4 +1,4 @@
-"""`coupledqk compare`: from a text to an answer, and its wording for each possible outcome."""
+"""The question of every user, from a text to an answer in words; and what the words are for each possible outcome."""
 
 import argparse
 import dataclasses
@@ -31,7 +31,7 @@ COHERENCE = {"novel": {"gain": 0.81, "interval": (0.7, 0.9), "n_documents": 40, 
 
 @pytest.fixture(autouse=True)
 def _fewer_draws(monkeypatch: pytest.MonkeyPatch):
-    """Simulates the levels of the sequential test with fewer draws, since they need not be exact here."""
+    """The levels of the sequential test are simulated; here they need not be exact."""
     monkeypatch.setattr(sequential, "DRAWS", 4_000)
     sequential._scale.cache_clear()
     yield
