@@ -101,7 +101,8 @@ def cluster() -> Iterator[Any]:
     os.environ.update(engine_ray.SETTINGS, RAY_memory_monitor_refresh_ms="0")  # other tests may fill the memory
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
-        nodes.add_node(num_cpus=1)
+        nodes.add_node(num_cpus=1, wait=False)
+    nodes.wait_for_nodes(SECONDS)
     yield nodes
     nodes.shutdown()
 
@@ -140,6 +141,53 @@ def test_after_ctrl_c_every_run_is_saved_and_no_process_is_left(cluster: Any, te
         assert run.status == "interrupted"
         assert (run.path / f"checkpoints/step-{last_step(run.path):07d}").is_dir()
     until(lambda: not any(map(is_alive, holders)), "the end of the workers")
+
+
+WITHOUT_PACKAGE = """
+import sys
+
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name == "coupledqk":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing)
+"""
+WITHOUT_WORKERS = """
+import sys
+
+if any("default_worker" in argument for argument in sys.orig_argv):
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("at_start", "seconds", "says"),
+    [
+        (
+            WITHOUT_PACKAGE,
+            SECONDS,
+            r"Ray node .* cannot import coupledqk \(.*No module named 'coupledqk'\): run `pip install",
+        ),
+        (WITHOUT_WORKERS, 1, "Ray node .* has not started a Python process for 1 s"),
+    ],
+    ids=["without the package", "without workers"],
+)
+def test_a_ray_node_that_cannot_train_is_named_before_a_run_is_submitted(
+    cluster: Any, at_start: str, seconds: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(at_start)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        node = cluster.add_node(num_cpus=2, wait=False)
+    monkeypatch.setattr(engine_ray, "CHECK_SECONDS", seconds)
+    try:
+        cluster.wait_for_nodes(SECONDS)
+        with pytest.raises(CoupledQKError, match=says):
+            RayEngine(cluster.address, None, cpus=2)
+    finally:
+        cluster.remove_node(node)
+        cluster.wait_for_nodes(SECONDS)
 
 
 def test_a_run_on_a_lost_ray_node_resumes_on_another(

@@ -17,7 +17,6 @@ from ..schema import to_toml
 from .cells import failure, status
 from .engine import Message
 
-POLL_SECONDS = 0.25
 TAIL_BYTES = 2**16
 
 
@@ -66,17 +65,16 @@ class ClusterEngine(ABC):
         self.running[folder] = self.submit(job, folder.name)
 
     def wait(self, seconds: float) -> Iterator[Message]:
-        deadline = time.monotonic() + seconds
-        while True:
-            messages = [*self._progress(), *self.ended()]
-            for message in messages:
-                if message.kind != "step":
-                    del self.running[message.folder]
-                    self.shown.pop(message.folder, None)
-                yield message
-            if messages or time.monotonic() >= deadline:
-                return
-            time.sleep(POLL_SECONDS)
+        self.pause(seconds)
+        for message in [*self._progress(), *self.ended()]:
+            if message.kind != "step":
+                del self.running[message.folder]
+                self.shown.pop(message.folder, None)
+            yield message
+
+    def pause(self, seconds: float) -> None:
+        """Returns after `seconds`, or earlier if the engine knows that a run has ended."""
+        time.sleep(seconds)
 
     def _progress(self) -> Iterator[Message]:
         for folder in self.running:

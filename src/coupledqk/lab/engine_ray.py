@@ -16,6 +16,8 @@ from .engine import Message
 from .engine_cluster import ClusterEngine, last_message
 
 CONNECT_SECONDS = 10.0
+CHECK_SECONDS = 300.0
+"""Time that a node has to start a Python process, which may be slow if Python is on a network disk."""
 RETRIES = 10
 """How often Ray starts a run again whose node or process was lost."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
@@ -39,6 +41,7 @@ class RayEngine(ClusterEngine):
                     f"a run needs {cpus} CPUs and {self.gpus} GPUs, and the Ray cluster has {total.get('CPU', 0):g} and "
                     f"{total.get('GPU', 0):g}: lower --cpus-per-run or --gpus-per-run, or give --jobs if it will grow"
                 )
+            check_nodes(self.ray, cpus)
         except BaseException:
             self.ray.shutdown()
             raise
@@ -54,6 +57,12 @@ class RayEngine(ClusterEngine):
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": RETRIES, "name": name}
         return self.ray.remote(train_task).options(**options).remote(job)
 
+    def pause(self, seconds: float) -> None:
+        if self.running:
+            self.ray.wait(list(self.running.values()), num_returns=1, timeout=seconds)
+        else:
+            super().pause(seconds)
+
     def ended(self) -> Iterator[Message]:
         by_task = {task: folder for folder, task in self.running.items()}
         if not by_task:
@@ -67,6 +76,8 @@ class RayEngine(ClusterEngine):
             return Message(folder, **self.ray.get(task))
         except self.ray.exceptions.TaskCancelledError:
             return last_message(folder, None)
+        except self.ray.exceptions.RayTaskError as error:
+            return last_message(folder, f"Ray could not train it: {last_line(error)}")
         except self.ray.exceptions.RayError as error:
             reason = next(filter(None, str(error).strip().splitlines()), "")
             return last_message(folder, f"Ray could not train it ({type(error).__name__}): {reason}")
@@ -86,9 +97,54 @@ class RayEngine(ClusterEngine):
 
 def train_task(job: dict[str, Any]) -> dict[str, Any]:
     """The task, on a node of the cluster."""
-    from .elsewhere import Unheard, train_elsewhere
-
+    try:
+        from .elsewhere import Unheard, train_elsewhere
+    except ImportError as error:
+        return {"kind": "failed", "error": cannot_import(socket.gethostname(), error)}
     return train_elsewhere(job, Unheard())
+
+
+def check_nodes(ray: Any, cpus: int) -> None:
+    """Raises unless every node with enough cores for a run starts Python processes that can import the package."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def import_package() -> None:  # nested functions are pickled by value: it can be loaded without the package
+        import coupledqk.lab.engine_ray  # noqa: F401
+
+    on_node: dict[Any, str] = {}
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("CPU", 0) >= cpus:
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(import_package).options(num_cpus=0, scheduling_strategy=place).remote()
+            on_node[task] = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    if not on_node:
+        return
+    done, pending = ray.wait(list(on_node), num_returns=len(on_node), timeout=CHECK_SECONDS)
+    for task in done:
+        try:
+            ray.get(task)
+        except ray.exceptions.RayTaskError as error:
+            raise CoupledQKError(cannot_import(on_node[task], error)) from None
+        except ray.exceptions.RayError:
+            pass  # the node has left the cluster
+    if pending:
+        raise CoupledQKError(
+            f"Ray node {on_node[pending[0]]} has not started a Python process for {CHECK_SECONDS:.0f} s: see Ray's logs there "
+            "(/tmp/ray/session_latest/logs by default), or remove the node from the cluster"
+        )
+
+
+def cannot_import(node: str, error: Exception) -> str:
+    reason = last_line(error)
+    return (
+        f"Ray node {node} cannot import coupledqk ({reason}): run `pip install 'coupledqk[ray]'` in the Python environment "
+        "that Ray was started from on that node, or remove the node from the cluster"
+    )
+
+
+def last_line(error: Exception) -> str:
+    """The error itself, if the text of an exception is a traceback, as it is for errors inside a task."""
+    return str(error).strip().splitlines()[-1]
 
 
 def connect(address: str | None) -> ModuleType:
