@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab import budget, compare, laboratory
 from coupledqk.lab.answer import answer
-from coupledqk.lab.budget import FEWEST_PAIRS, LENGTHS, Choice, Text, choose, fit, open_text
+from coupledqk.lab.budget import FEWEST_PAIRS, LENGTHS, Choice, Text, choose, fastest, fit, open_text, settings_of
 from coupledqk.lab.compare import COUPLED, Comparison
 from coupledqk.outcome import Claim, Outcome, read
-from coupledqk.run_folder import variant_name
+from coupledqk.recipes import recipe
+from coupledqk.run_folder import identity, variant_name
 from coupledqk.statistics import sequential
 from test_lab_report import make_outcome
 from test_report import text_of
@@ -81,12 +83,41 @@ def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([20_000.0, 90_000.0, 90_000.0])
-    monkeypatch.setattr(budget, "measure_speeds", lambda _: dict.fromkeys(COUPLED, (next(speeds),)))
+    monkeypatch.setattr(budget, "measure_speeds", lambda _, compiled=False: dict.fromkeys(COUPLED, (next(speeds),)))
     first, again, other = (choose(NOVEL, COUPLED, minutes, 1, tmp_path) for minutes in (8, 8, 9))
     assert first == again
     assert (other.steps, other.pairs) > (first.steps, first.pairs)
     with pytest.raises(CoupledQKError, match="holds a comparison on another text, or novel has changed"):
         choose(dataclasses.replace(NOVEL, hash="def"), COUPLED, 8, 1, tmp_path)
+
+
+@pytest.mark.parametrize(("gain", "minutes", "compiled"), [(1.3, 30, True), (0.9, 30, False), (1.3, 5, False)])
+def test_models_are_compiled_if_that_is_faster_and_the_budget_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch, gain: float, minutes: float, compiled: bool
+) -> None:
+    speeds = {False: (20_000.0,), True: (20_000.0 * gain,)}
+    monkeypatch.setattr(budget, "measure_speeds", lambda names, compiled=False: dict.fromkeys(names, speeds[compiled]))
+    assert fastest(COUPLED, minutes) == (dict.fromkeys(COUPLED, speeds[compiled]), compiled)
+
+
+def test_a_failing_compiler_does_not_stop_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(names: Sequence[str], compiled: bool = False) -> dict[str, tuple[float, ...]]:
+        if compiled:
+            raise RuntimeError("no working C++ compiler found")
+        return dict.fromkeys(names, (20_000.0,))
+
+    monkeypatch.setattr(budget, "measure_speeds", measure)
+    assert fastest(COUPLED, 30) == (dict.fromkeys(COUPLED, (20_000.0,)), False)
+
+
+def test_a_choice_to_compile_reaches_the_runs_but_not_their_identity() -> None:
+    choice = fit(NOVEL, SPEEDS, 30, jobs=2)
+    eager, compiled = (
+        recipe(budget.RECIPE, **settings_of(NOVEL, dataclasses.replace(choice, compiled=flag)))
+        for flag in (False, True)
+    )
+    assert (eager.runtime.compile, compiled.runtime.compile) == (False, True)
+    assert identity(eager) == identity(compiled)
 
 
 # --- when it stops ----------------------------------------------------------------------------------------------------------
@@ -233,6 +264,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
     monkeypatch.setattr(budget, "LENGTHS", (4,))
     monkeypatch.setattr(budget, "ROUNDS", 2)
     monkeypatch.setattr(budget, "ROUND_STEPS", 1)
+    monkeypatch.setattr(budget, "COMPILE_MINUTES", 1_000.0)
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
     command = ["compare", "--corpus", str(texts), "--jobs", "1", "--minutes", "99", "--out", str(tmp_path / "out")]
     main([*command, "--seeds", "0-1", "--dry-run"])

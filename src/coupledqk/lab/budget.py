@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +18,7 @@ from ..run_folder import task_name
 from ..schema import from_dict, require
 from ..sealed import read_sealed_json, write_json
 from ..statistics import SequentialTest, compare_prior
+from ..terminal import status
 from .speed import training_speeds
 
 RECIPE = "mini-modern"
@@ -35,6 +36,8 @@ ADVICE = "move it away; the speed is then measured again"
 """Advice if the file with the choice is damaged."""
 ROUNDS, ROUND_STEPS = 7, 4
 """Number of interleaved rounds in which the speed of each variant is measured, and training steps per round."""
+COMPILE_MINUTES = 20.0
+"""Budgets of at least this many minutes are worth compiling the models, which takes up to a minute."""
 OVERHEAD, MARGIN = 20.0, 1.1
 """Seconds per run for starting and for n-gram baselines, and the slowdown of runs that share the machine."""
 
@@ -68,6 +71,8 @@ class Choice:
     """Expected duration of all runs."""
     speeds: dict[str, tuple[float, ...]]
     """Training speed of each variant in tokens per second, one value per interleaved round."""
+    compiled: bool = False
+    """Whether the models are compiled by torch.compile."""
 
     @property
     def passes(self) -> str:
@@ -137,14 +142,32 @@ def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: 
             return from_dict(Choice, known.get("choice"))
         except CoupledQKError as error:
             raise FileError(f"{memory} is damaged ({error}): {ADVICE}") from None
-    choice = fit(text, measure_speeds(variants), minutes, jobs, n_seeds)
+    speeds, compiled = fastest(variants, minutes)
+    choice = replace(fit(text, speeds, minutes, jobs, n_seeds), compiled=compiled)
     write_json(memory, {"asked": asked, "choice": asdict(choice)})
     return choice
 
 
-def measure_speeds(variants: Sequence[str]) -> dict[str, tuple[float, ...]]:
+def fastest(variants: Sequence[str], minutes: float) -> tuple[dict[str, tuple[float, ...]], bool]:
+    """The measured speed of each variant, and whether it is that of compiled models.
+
+    Models are compiled if the budget is large enough, compilation succeeds, and compiled models are faster.
+    """
+    eager = measure_speeds(variants)
+    if minutes < COMPILE_MINUTES:
+        return eager, False
+    try:
+        compiled = measure_speeds(variants, compiled=True)
+    except Exception:  # a missing or failing compiler raises many kinds of errors, and models train without it
+        return eager, False
+    return (compiled, True) if _token_seconds(compiled) < _token_seconds(eager) else (eager, False)
+
+
+def measure_speeds(variants: Sequence[str], compiled: bool = False) -> dict[str, tuple[float, ...]]:
     """Training tokens per second of each variant, in interleaved rounds."""
-    speeds = training_speeds({name: recipe(RECIPE, name) for name in variants}, ROUNDS, ROUND_STEPS)
+    configs = {name: recipe(RECIPE, name, compile=compiled) for name in variants}
+    with status("measuring the training speed" + " of compiled models" * compiled):
+        speeds = training_speeds(configs, ROUNDS, ROUND_STEPS)
     return {name: tuple(values) for name, values in speeds.items()}
 
 
@@ -181,7 +204,12 @@ def _pair_seconds(text: Text, speeds: Mapping[str, Sequence[float]], steps: int,
     """Duration of the runs of all variants with one seed. A token costs a third of a training token in evaluation, and each run
     has one additional evaluation at the end."""
     work = steps * _STEP_TOKENS + (EVALUATIONS + 1) * _valid_tokens(text) / 3
-    return MARGIN * sum(work / median(values) for values in speeds.values()) / jobs
+    return MARGIN * work * _token_seconds(speeds) / jobs
+
+
+def _token_seconds(speeds: Mapping[str, Sequence[float]]) -> float:
+    """Seconds that one training token costs, summed over the variants."""
+    return sum(1 / median(values) for values in speeds.values())
 
 
 def _valid_tokens(text: Text) -> int:
@@ -207,4 +235,5 @@ def settings_of(text: Text, choice: Choice) -> dict[str, Any]:
         "warmup": choice.steps // 10,
         "eval_every": every,
         "save_every": every,
+        "compile": choice.compiled,
     }
