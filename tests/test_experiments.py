@@ -133,6 +133,13 @@ def test_grids_expand_as_the_paper_says():
     assert {cell.config.task.tokenizer for cell in corpora} == {"bpe:1024@openwebtext"}  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_compiled_runs_are_the_same_runs():
+    eager, compiled = (make_plan(load("adapt"), "mini", compiled=flag) for flag in (False, True))
+    assert [cell.name for cell in eager.cells] == [cell.name for cell in compiled.cells]
+    assert {cell.config.runtime.compile for cell in with_needed(compiled.cells)} == {True}
+    assert {cell.config.runtime.compile for cell in with_needed(eager.cells)} == {False}
+
+
 @pytest.mark.parametrize("name", ["convergence-60m", "tokens-to-reach"])
 def test_a_cell_that_two_experiments_have_in_common_is_one_run(name):
     ablation = {cell.name for cell in make_plan(load("ablation"), "mini").cells}

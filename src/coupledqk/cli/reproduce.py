@@ -25,7 +25,7 @@ class Reproduce(WithQueue):
 
         coupledqk reproduce --list
         coupledqk reproduce smoke
-        coupledqk reproduce ablation --jobs 2
+        coupledqk reproduce ablation --jobs 2 --compile
         coupledqk reproduce ablation --seeds 0-7 --rows hamiltonian standard
         coupledqk reproduce ./my-experiment.toml
         coupledqk reproduce ablation --scale paper --dry-run
@@ -42,6 +42,9 @@ class Reproduce(WithQueue):
     """Labels of rows to which the --seeds are added; the other rows of the grid keep their seeds."""
     data_dir: Path | None = None
     """Folder with local copies of the corpora."""
+    compile: bool = False
+    """Compile the models with torch.compile, which needs a C++ compiler. After about half a minute, grids of small models train
+    1.2 to 1.5 times as fast. Results differ from those of uncompiled models by rounding."""
     out: Path = Path("lab")
     """Folder for the runs (OUT/runs/) and the outcome of each experiment (OUT/NAME-SCALE.json)."""
     list: bool = False
@@ -67,7 +70,7 @@ class Reproduce(WithQueue):
         chosen = [load(name) for name in (everything if "all" in self.names else self.names)]
         measuring = [each for each in chosen if each.commands]
         plans = [
-            make_plan(each, self.scale, self.out, parse_seeds(self.seeds), self.data_dir, self.rows)
+            make_plan(each, self.scale, self.out, parse_seeds(self.seeds), self.data_dir, self.rows, self.compile)
             for each in chosen
             if not each.commands
         ]

@@ -66,11 +66,12 @@ def make_plan(
     seeds: Sequence[int] = (),
     data_dir: Path | None = None,
     rows: Sequence[str] = (),
+    compiled: bool = False,
 ) -> Plan:
     """The runs of an experiment and where they are stored.
 
     `seeds` replace the seeds of the experiment. With `rows` they are added to these rows of a grid that was run before, and the
-    other rows keep their seeds.
+    other rows keep their seeds. If `compiled`, all models are compiled, whatever the experiment says.
     """
     scale = scale_of(experiment, scale_name)
     where = f"{experiment.file or experiment.name}, {scale_name}"
@@ -91,7 +92,12 @@ def make_plan(
     if not cells:
         raise CoupledQKError(f"{where}: no run has seed {' or '.join(map(str, seeds))}")
     _check(cells, scale, where, rows)
-    return replace(plan, cells=tuple(cells))
+    return replace(plan, cells=tuple(map(_compiled, cells)) if compiled else tuple(cells))
+
+
+def _compiled(cell: Cell) -> Cell:
+    needs = _compiled(cell.needs) if cell.needs else None
+    return replace(cell, config=change(cell.config, {"runtime.compile": True}), needs=needs)
 
 
 def _seeds_so_far(plan: Plan) -> dict[str, set[int]]:

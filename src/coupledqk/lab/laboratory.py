@@ -26,6 +26,7 @@ def run_experiment(
     seeds: Sequence[int] = (),
     rows: Sequence[str] = (),
     data_dir: Path | None = None,
+    compiled: bool = False,
     jobs: int | None = None,
     machines: Machines = LOCAL,
     progress: bool = True,
@@ -35,14 +36,15 @@ def run_experiment(
 
     `experiment` is the name of an experiment in the package, a TOML file, or an `Experiment`; `scale` is its first scale by
     default. Runs are stored in OUT/runs and the outcome in OUT/NAME-SCALE.json. Calling it again resumes interrupted runs and
-    skips finished ones. A run that failed is a cell of the outcome with status "failed" and the error. `machines` selects where
-    the runs are trained: `Machines("ray", address="HOST:PORT")` is a Ray cluster.
+    skips finished ones. A run that failed is a cell of the outcome with status "failed" and the error. `compiled` compiles the
+    models with torch.compile. `machines` selects where the runs are trained: `Machines("ray", address="HOST:PORT")` is a Ray
+    cluster.
     """
     if not isinstance(experiment, Experiment):
         experiment = load(str(experiment))
     if not experiment.scales:
         raise CoupledQKError(f"{experiment.name} trains nothing: run it with `coupledqk reproduce {experiment.name}`")
-    plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows)
+    plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows, compiled)
     run_plans([plan], jobs, GridProgress() if progress else Silent(), stop, machines=machines)
     return read(plan.outcome)
 
