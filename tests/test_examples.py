@@ -27,9 +27,9 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("MPLBACKEND", "agg")
     cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text("utf-8"))["cells"]
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert "STEPS = 400" in codes[0]
+    assert "STEPS = 600" in codes[0]
     namespace: dict[str, object] = {}
-    for code in [codes[0].replace("STEPS = 400", "STEPS = 1"), *codes[1:]]:
+    for code in [codes[0].replace("STEPS = 600", "STEPS = 1"), *codes[1:]]:
         exec(code, namespace)
     assert "bits per byte" in capsys.readouterr().out
 
