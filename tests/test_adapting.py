@@ -78,7 +78,7 @@ def test_an_adapted_run_is_read_as_a_plain_model_with_the_updates_merged(
     assert run.result["final"]["loss"] != task.evaluate(source.model())["loss"]
 
 
-def test_what_cannot_be_adapted_is_said(source: Run, other_text: Path) -> None:
+def test_runs_that_cannot_be_adapted_are_reported(source: Run, other_text: Path) -> None:
     with pytest.raises(CoupledQKError, match="trains the dynamics, but the model has none"):
         Adapting.open(adapt(source, other_text, "coupling"))
     with pytest.raises(CoupledQKError, match=r"tokenizer='bpe:300', but .* reads bytes: set tokenizer=bytes"):

@@ -57,7 +57,7 @@ def test_dynamics_are_local_to_a_token_and_to_a_group_of_heads(name):
 
 
 @every_variant
-def test_an_encoder_sees_everything_and_knows_no_order(name):
+def test_an_encoder_attends_to_all_tokens_and_is_permutation_equivariant(name):
     attention = tiny_attention(name, causal=False)
     assert (influences(attention) > 0).all()
     x, order = double_randn(B, T, 64), torch.randperm(T)
@@ -158,7 +158,7 @@ def test_a_mask_with_cached_tokens_covers_them_too(name):
 
 
 @every_variant
-def test_a_token_that_may_look_nowhere_gives_zero_with_finite_gradients(name):
+def test_a_fully_masked_token_gives_zero_with_finite_gradients(name):
     attention, x = tiny_attention(name), double_randn(B, T, 64).requires_grad_()
     padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]], dtype=torch.bool)
     out, _ = attention(x, padding[:, None, None, :])

@@ -188,7 +188,7 @@ def test_on_a_gpu_the_report_is_a_block_to_paste(
     assert not after.strip()
 
 
-def test_the_papers_column_stands_beside_the_60m_table() -> None:
+def test_the_60m_table_has_a_column_for_the_paper() -> None:
     hamiltonian, euler = paper_ratios("hamiltonian"), paper_ratios("euler")
     assert hamiltonian is not None
     assert euler is not None

@@ -72,7 +72,7 @@ class FakeClock:
         return number
 
 
-def test_launching_goes_on_until_it_is_enough() -> None:
+def test_launching_continues_until_the_condition_holds() -> None:
     clock = FakeClock()
     assert repeat(clock.launch, lambda found: len(found) >= 7, fewest=5, minutes=60, clock=clock) == list(range(7))
     clock = FakeClock()
@@ -116,7 +116,7 @@ def counters(time: float, busy: float, own: float, stolen: float = 0.0, load: fl
     return Counters(time, load, busy, stolen, own)
 
 
-def test_a_quiet_machine_is_called_quiet() -> None:
+def test_a_quiet_machine_is_reported_as_quiet() -> None:
     found = conditions(counters(0, 5, 1, load=1.9), counters(10, 25.2, 21), threads=2, cores=2)
     assert found is not None
     assert found.other_cores == pytest.approx(0.02)
@@ -124,7 +124,7 @@ def test_a_quiet_machine_is_called_quiet() -> None:
     assert verdict([found, found]) == "the machine was quiet: other processes used at most 0.02 of 2 cores"
 
 
-def test_a_busy_machine_is_called_busy() -> None:
+def test_a_busy_machine_is_reported_as_busy() -> None:
     others = conditions(counters(0, 0, 0), counters(10, 20, 12), threads=2, cores=2)
     stolen = conditions(counters(0, 0, 0), counters(10, 10, 10, stolen=1), threads=2, cores=2)
     loaded = conditions(counters(0, 0, 0, load=3.4), counters(10, 20, 20), threads=2, cores=2)

@@ -66,12 +66,12 @@ def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_the_paper(scheme: str, browser: Browser, page: Path) -> None:
+def test_text_has_enough_contrast(scheme: str, browser: Browser, page: Path) -> None:
     browser.open(page, scheme=scheme)
     browser.assert_legible(scheme, "p, .note, td, th, pre, .prompt, figcaption, .chart text")
 
 
-def test_a_chart_stands_alone_as_a_file(browser: Browser, tmp_path: Path) -> None:
+def test_a_chart_is_a_self_contained_file(browser: Browser, tmp_path: Path) -> None:
     sweep = [Series("standard", [(1e-4, 4.1), (1e-3, 3.7), (1e-2, 4.2)]), Series("euler", [(1e-4, 4.2), (1e-3, 3.6)])]
     (tmp_path / "sweep.svg").write_text(line_chart(sweep, "learning rate", "loss", log_x=True, title="Sweep"), "utf-8")
     browser.open(tmp_path / "sweep.svg")

@@ -144,7 +144,7 @@ def test_data_info_counts_bytes_documents_and_tokens(shelf: Path, capsys: pytest
     assert RunFolder(shelf / "runs/one").info["corpus"]["hash"] == info["hash"]
 
 
-def test_a_configuration_file_stands_in_for_recipe_and_variant(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_file_replaces_recipe_and_variant(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = shelf / "mine.toml"
     file.write_text(to_toml(RunFolder(shelf / "runs/one").config))
     main(["train", "--config", str(file), "--seed", "3", "--dry-run"])

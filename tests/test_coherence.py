@@ -44,7 +44,7 @@ def test_noise_gains_next_to_nothing():
     assert abs(measured.gain) < 0.05 * measured.alone
 
 
-def test_a_context_of_one_byte_tells_nothing():
+def test_a_context_of_one_byte_saves_nothing():
     assert coherence(corpus(0), n_documents=15, context_bytes=1).gain == pytest.approx(0, abs=0.02)
 
 

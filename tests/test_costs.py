@@ -45,7 +45,7 @@ def test_forward_and_backward_of_every_variant_as_pytorch_counts_them(variant: s
 
 @pytest.mark.parametrize("n_steps", [1, 3, 4])
 @pytest.mark.parametrize("variant", ["euler", "euler_gqa", "hamiltonian", "hamiltonian_gqa", "semi_implicit"])
-def test_the_fused_dynamics_recompute_what_is_said(variant: str, n_steps: int) -> None:
+def test_the_fused_dynamics_recompute_as_many_products_as_estimated(variant: str, n_steps: int) -> None:
     config = tiny(variant, n_steps=n_steps)
     attention = TransformerLM(config).blocks[0].attn
     method, force = config.attention.dynamics.method, attention.dynamics.force

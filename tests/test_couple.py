@@ -103,7 +103,7 @@ def test_a_compiled_model_is_one_graph() -> None:
     torch.testing.assert_close(logits(compiled, ids), logits(model, ids), **TOLERANCE)
 
 
-def test_the_configured_back_end_sees_the_module_as_it_was() -> None:
+def test_the_configured_back_end_receives_the_original_configuration() -> None:
     """Flash attention reads the kernel to use from the configuration of the module. A substitute needs no GPU."""
     seen = []
 
@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
-def test_what_cannot_be_coupled_is_refused_by_name_with_the_reason_and_left_as_it_was(architecture: str) -> None:
+def test_unsupported_models_are_rejected_with_the_reason_and_left_unchanged(architecture: str) -> None:
     settings, reason = REFUSED[architecture]
     model = transformers.AutoModelForCausalLM.from_config(tiny_config(architecture, **settings))
     names = list(model.state_dict())

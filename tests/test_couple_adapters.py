@@ -271,7 +271,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_a_spoilt_adapter_is_refused_and_the_model_left_as_it_was(how: str, tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_rejected_and_the_model_unchanged(how: str, tmp_path: Path) -> None:
     save_coupling(coupled(), tmp_path)
     spoil, reason = SPOILT[how]
     spoil(tmp_path)
@@ -281,7 +281,7 @@ def test_a_spoilt_adapter_is_refused_and_the_model_left_as_it_was(how: str, tmp_
     assert list(model.state_dict()) == list(fresh().state_dict())
 
 
-def test_an_adapter_of_another_shape_is_refused_and_the_model_left_as_it_was(tmp_path: Path) -> None:
+def test_an_adapter_of_another_shape_is_rejected_and_the_model_unchanged(tmp_path: Path) -> None:
     wide = type(fresh())(tiny_config("llama", head_dim=16))
     save_coupling(couple(wide), tmp_path)
     model = fresh()

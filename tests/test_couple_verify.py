@@ -111,7 +111,7 @@ def assert_refused(model: Any, reason: str, **kwargs: Any) -> None:
     assert torch.equal(states(model), before)
 
 
-def test_an_architecture_that_nobody_has_tested_is_coupled_after_the_check() -> None:
+def test_an_untested_architecture_is_coupled_after_the_check() -> None:
     model = model_of(NewAttention)
     assert not any(map(is_verified, attention_modules(model).values()))
     before = states(model)

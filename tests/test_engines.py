@@ -259,7 +259,7 @@ def test_a_preempted_job_saves_is_requeued_and_resumes(jobs: Jobs, text: Path, t
     until(lambda: not is_alive(preempted[0]), "the end of the preempted process")
 
 
-def test_the_folder_of_a_run_tells_what_became_of_its_job(jobs: Jobs, text: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_determines_the_state_of_its_job(jobs: Jobs, text: Path, tmp_path: Path) -> None:
     config = tiny(text, lr=1e20)
     jobs.start(config, tmp_path / "runs/diverged")
     message = messages_of(jobs, lambda message: message.kind != "step")[-1]
@@ -304,7 +304,7 @@ def test_a_run_with_several_gpus_is_trained_by_torchrun(text: Path, tmp_path: Pa
     assert [record["loss"] for record in run.metrics("valid")] == pytest.approx([record["loss"] for record in alone])
 
 
-def test_a_machine_without_the_disk_says_so(tmp_path: Path) -> None:
+def test_a_machine_without_the_shared_disk_is_reported(tmp_path: Path) -> None:
     job = {"folder": str(tmp_path / "run"), "cwd": str(tmp_path / "elsewhere"), "environment": {}, "processes": 1}
     message = train_elsewhere(job, Unheard())
     assert message["kind"] == "failed"
@@ -326,7 +326,7 @@ def test_what_slurm_is_asked_for() -> None:
     assert [minutes_of(time) for time in ("90", "4:00:00", "0:00:30", "2-12:30:00", "1:30")] == [90, 240, 1, 3630, 90]
 
 
-def test_a_port_where_ray_does_not_answer_is_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_without_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_ray, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -198,7 +198,7 @@ def test_the_tour_finds_the_heads_that_were_planted() -> None:
     assert stops["previous"].even == pytest.approx(sum(1 / (t + 1) for t in range(1, 7)) / 6)
 
 
-def test_a_head_is_said_to_have_lost_what_it_did_before_coupling() -> None:
+def test_a_stop_states_the_share_of_the_head_before_coupling() -> None:
     previous, sink = one_hot_rows([0, 0, 1, 2]), one_hot_rows([0, 0, 0, 0])
     [stop, *_] = find_stops(torch.stack([sink, previous])[:, None, None], [1, 2, 3, 4])
     assert (stop.kind, stop.share, stop.before) == ("previous", 1, pytest.approx(1 / 3))

@@ -259,7 +259,7 @@ def test_nothing_sticks_out_sideways(width: int, page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_the_paper(scheme: str, page) -> None:
+def test_text_has_enough_contrast(scheme: str, page) -> None:
     browser = page(reader("hamiltonian"), scheme=scheme)
     browser.press("t")
     browser.assert_legible(scheme, "p, .note, td, th, figcaption, summary, output, label, .tokens bdi")

@@ -90,13 +90,13 @@ def test_a_strange_request_is_refused_in_words(
     assert says in json.loads(answer)["error"]
 
 
-def test_the_server_is_this_machines_own_unless_told_otherwise(server: Server) -> None:
+def test_the_server_listens_on_loopback_by_default(server: Server) -> None:
     assert Explore((Path("run"),)).host == server.server_address[0] == "127.0.0.1"
     with pytest.raises(OSError, match=r"refused|timed out|unreachable"):
         socket.create_connection(("127.0.0.2", server.server_port), timeout=2)
 
 
-def test_a_port_in_use_is_said_in_one_line(server: Server) -> None:
+def test_a_port_in_use_is_reported_in_one_line(server: Server) -> None:
     with pytest.raises(CoupledQKError, match=rf"^port {server.server_port} of 127.0.0.1 is in use: choose another.*$"):
         Server(server.readers, TEXT, port=server.server_port)
     with pytest.raises(CoupledQKError, match="cannot listen on port 99999"):

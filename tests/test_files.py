@@ -52,7 +52,7 @@ def test_a_write_that_fails_midway_leaves_the_old_content(path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_said_with_path_and_space_and_harms_nothing(path):
+def test_a_full_disk_is_reported_with_path_and_space_and_damages_nothing(path):
     def fill() -> None:
         with atomic_path(path) as temporary:
             temporary.symlink_to("/dev/full")
@@ -149,7 +149,7 @@ def code(number: int) -> Callable[..., None]:
     ],
 )
 @pytest.mark.parametrize("operation", ["replace", "fsync"])
-def test_what_the_system_refuses_is_said_in_one_line_and_the_old_content_stays(
+def test_errors_of_the_system_are_reported_in_one_line_and_the_old_content_stays(
     path, monkeypatch, operation, number, says
 ):
     write_atomic(path, "old")

@@ -288,7 +288,7 @@ NOT_FUSED = {
 
 
 @pytest.mark.parametrize(("make_force", "settings", "says"), NOT_FUSED.values(), ids=NOT_FUSED)
-def test_what_cannot_be_fused_says_so_and_auto_leaves_it_to_the_reference(make_force, settings, says):
+def test_unsupported_cases_of_fused_raise_an_error_and_auto_uses_the_reference(make_force, settings, says):
     q, k = double_randn(2, 1, 3, 2, 4)
     with pytest.raises(CoupledQKError, match=f"impl='fused' does not work with {says}.*set impl to 'reference'"):
         evolve(q, k, 0.1, make_force(), impl="fused", **settings)
@@ -328,7 +328,7 @@ def test_few_tokens_have_a_short_way_to_the_same_values(method, group_size, layo
         torch.testing.assert_close(auto, ours, rtol=0, atol=0)
 
 
-def test_few_tokens_without_what_it_needs_says_so_and_auto_leaves_it_to_the_reference():
+def test_unsupported_cases_of_few_tokens_raise_an_error_and_auto_uses_the_reference():
     force, x = MLPForce(4), torch.randn(1, 3, 2, 4)
 
     def refuses(says, q=x):

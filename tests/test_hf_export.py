@@ -76,7 +76,7 @@ def files(folder: Path) -> dict[str, bytes]:
 # round trip
 
 
-def test_a_run_comes_back_as_it_was(exported, tmp_path: Path) -> None:
+def test_an_exported_run_is_imported_unchanged(exported, tmp_path: Path) -> None:
     run, folder = exported
     back = import_run(folder, tmp_path / "back")
     here, there = files(back.path), files(run.path)

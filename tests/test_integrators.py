@@ -266,7 +266,7 @@ def test_a_module_inverts_itself(method):
 
 
 @pytest.mark.parametrize("method", ["euler", "query_residual", "key_residual", "shared_mlp"])
-def test_a_module_without_an_inverse_says_so(method):
+def test_a_module_without_an_inverse_raises_an_error(method):
     module = build_dynamics(DynamicsConfig(method=method), width=4, n_kv_heads=2)
     with pytest.raises(CoupledQKError, match=f"{method}.*no inverse.*leapfrog"):
         module.inverse(double_randn(1, 1, 2, 4), double_randn(1, 1, 2, 4))

@@ -56,6 +56,6 @@ def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_the_paper(scheme: str, browser: Browser, page: Path) -> None:
+def test_text_has_enough_contrast(scheme: str, browser: Browser, page: Path) -> None:
     browser.open(page, scheme=scheme)
     browser.assert_legible(scheme, "p, a, td, th, li, .why, .verdict, dt, dd, summary")

@@ -271,7 +271,7 @@ def test_text_is_escaped_in_each_format() -> None:
     assert r"x*y<b> & \{\textbackslash{}cmd\}\$1 $\pm$$-$$\times$ \\" in latex(table)
 
 
-def test_columns_in_which_nothing_is_said_are_left_out() -> None:
+def test_empty_columns_are_omitted() -> None:
     outcome = make_outcome({"kick": 40.0, "drift": 40.0}, claims=[])
     assert results_table(outcome).head == ("", "perplexity here", "seeds")
 
@@ -323,7 +323,7 @@ def test_the_page_counts_the_claims_and_says_why() -> None:
     assert "different settings standard euler diff" in text
 
 
-def test_what_failed_and_what_is_missing_is_said() -> None:
+def test_failed_and_missing_runs_are_reported() -> None:
     outcome = with_status(make_outcome(), "euler", 2, "failed", "the loss is not finite at step 30")
     outcome = with_status(outcome, "diff", 4, "waiting")
     for report in (text_of(html_report([outcome])), markdown_report([outcome])):
@@ -414,7 +414,7 @@ def test_the_command_takes_run_folders_too(tmp_path: Path) -> None:
         (["run", "-o", "run.md"], "run folders are reported as HTML"),
     ],
 )
-def test_mistakes_are_said_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -103,7 +103,7 @@ def test_a_mistake_in_a_users_file_is_one_line_with_the_file_and_the_place(mine,
     assert error.count("\n") == 1
 
 
-def test_a_file_that_is_not_there_is_said(capsys):
+def test_a_missing_file_is_reported(capsys):
     with pytest.raises(SystemExit):
         main(["reproduce", "./nowhere.toml"])
     assert "cannot read nowhere.toml: there is no such file" in capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_speeds_are_measured_in_rounds():
     assert all(value > 0 for values in speeds.values() for value in values)
 
 
-def test_compare_without_scipy_says_so_before_it_measures(tmp_path, monkeypatch, capsys):
+def test_compare_reports_missing_scipy_before_measuring(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "scipy", None)
     text = tmp_path / "text.txt"
     text.write_text("once upon a time " * 9)

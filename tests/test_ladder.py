@@ -117,7 +117,7 @@ def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
     assert "<svg" in (mine.parent / "figures/mine-mini-ladder.svg").read_text()
 
 
-def test_a_rung_that_does_not_fit_is_said_and_the_rest_runs(mine, monkeypatch, capsys):  # noqa: F811
+def test_a_rung_that_does_not_fit_is_reported_and_the_rest_runs(mine, monkeypatch, capsys):  # noqa: F811
     mine.write_text(LADDER.replace("CORPUS", str(mine.parent / "products.txt")))
     large = min(
         least_memory(cell.config) for cell in make_plan(load(str(mine)), "mini").cells if cell.label.endswith("L")

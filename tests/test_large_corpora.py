@@ -81,7 +81,7 @@ def test_another_process_gives_the_same_ids(tokenizer, monkeypatch):
     assert process.returncode == 0
 
 
-def test_a_process_that_dies_is_said_and_what_is_done_is_kept(config, monkeypatch):
+def test_a_failed_process_is_reported_and_finished_parts_are_kept(config, monkeypatch):
     start = Encoders._start
 
     def start_and_kill(self: Encoders) -> subprocess.Popen[bytes]:

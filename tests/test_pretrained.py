@@ -125,7 +125,7 @@ def test_the_coupling_has_its_own_learning_rate(data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("variant", "method"), METHODS)
-def test_a_run_learns_and_its_folder_tells_of_the_model(data: Path, tmp_path: Path, variant: str, method: str) -> None:
+def test_a_run_learns_and_its_folder_describes_the_model(data: Path, tmp_path: Path, variant: str, method: str) -> None:
     run = train(configured(data, variant, **{"task.method": method, "steps": 60}), tmp_path / "run", progress=False)
     assert run.result["best"]["accuracy"] == 1.0
     assert run.info["corpus"]["pretrained"]["source"] == str(data / "bert")

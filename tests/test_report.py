@@ -71,7 +71,7 @@ def test_any_positive_data_is_drawn_inside_the_view_box_on_log_axes(data, log_x:
 
 
 @given(st.lists(numbers, min_size=1), st.booleans())
-def test_ticks_lie_on_their_axis_are_few_and_tell_their_values(values: list[float], log: bool) -> None:
+def test_ticks_lie_on_their_axis_are_few_and_have_correct_labels(values: list[float], log: bool) -> None:
     axis = Axis.over([10 ** (value / 1e299 * 290) for value in values] if log else values, 0, 100, log)
     ticks = axis.ticks()
     assert 2 <= len(ticks) <= 9
@@ -246,7 +246,7 @@ def test_curves_have_the_values_that_were_logged(tmp_path: Path, demo: list[Path
     assert float(valid[2]["data-y"].split()[0]) == pytest.approx(math.exp(5))
 
 
-def test_a_long_training_curve_is_averaged_and_says_so(tmp_path: Path) -> None:
+def test_a_long_training_curve_is_averaged_with_a_note(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     train = [{"kind": "train", "step": step, "loss": float(step % 2)} for step in range(1, 1001)]
     write_lines(run / "metrics.jsonl", [*train, valid_record(1000, 4.0)])
@@ -276,7 +276,7 @@ def test_the_page_says_where_the_runs_differ_and_where_they_come_from(tmp_path: 
         assert known in origin
 
 
-def test_one_seed_is_called_one_seed_and_several_are_not(tmp_path: Path) -> None:
+def test_a_single_seed_is_pointed_out(tmp_path: Path) -> None:
     claim = "One seed does not support a claim: differences of this size may be noise"
     runs = [make_run(tmp_path / f"{v}-{seed}", v, seed) for v in ("standard", "euler") for seed in (0, 1)]
     assert claim in text_of(page_of([runs[0], runs[2]], tmp_path))

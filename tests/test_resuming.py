@@ -91,7 +91,7 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(text: Path, tmp_p
     assert int(newest.name.removeprefix("step-")) == run.metrics("train")[-1]["step"]
 
 
-def test_damaged_checkpoints_are_passed_over_and_it_is_said(text: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_skipped_and_reported(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     whole = run_to(config, tmp_path / "whole")
     run_to(config, tmp_path / "run", stop_at=9)
@@ -160,7 +160,7 @@ def test_a_folder_of_something_else_is_left_alone(text: Path, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter.txt"]
 
 
-def test_a_full_disk_harms_nothing_already_saved(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_damage_saved_files(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_to(tiny(text), tmp_path / "whole")
     with monkeypatch.context() as patch:
         calls = count(1)
@@ -210,7 +210,7 @@ def test_a_run_killed_before_its_first_file_was_there_can_be_started(text: Path,
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child whose limits are its own")
 @pytest.mark.parametrize("most", [1, 5_000, 20_000])
 def test_files_larger_than_the_system_allows_end_in_one_line(text: Path, tmp_path: Path, most: int) -> None:
-    """The libraries that write weights and optimiser state meet a real limit: that of `ulimit -f`."""
+    """The libraries that write weights and optimizer state reach the limit set by `ulimit -f`."""
     import resource
 
     config = tiny(text, threads=1)

@@ -107,7 +107,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
+def test_a_grid_with_a_failing_cell_is_killed_and_resumes(corpus):
     """The smoke test: 2 variants × 3 seeds run, die, resume and report."""
     plan, engine = plan_of(corpus), LocalPool(1)
     victim = ("hamiltonian", 1)
@@ -154,7 +154,7 @@ def test_a_grid_is_killed_has_a_cell_that_fails_and_goes_on(corpus):
     assert straight.metrics("valid") == plan.run(cell).metrics("valid")
 
 
-def test_asked_to_stop_every_cell_is_saved_and_goes_on_later(corpus):
+def test_a_stopped_grid_saves_every_cell_and_resumes_later(corpus):
     plan = plan_of(corpus, EXPERIMENT.replace("steps = 100", "steps = 40_000"), seeds=(0,))
     asked, watch = [], Watch()
     watch.step = lambda cell, step: asked.append(cell) if step else None
@@ -246,7 +246,7 @@ def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
     assert (plan.out / "runs" / left_over[0]).is_dir()
 
 
-def test_one_seed_is_said_to_be_too_few(corpus):
+def test_one_seed_is_reported_as_too_few(corpus):
     two = EXPERIMENT.replace('seeds_of."standard, lr 1e+20" = [0]', "")
     assert notes(plan_of(corpus, two, seeds=(0, 1))) == []
     (note,) = notes(plan_of(corpus, two, seeds=(0,)))

@@ -51,7 +51,7 @@ def test_a_sample_is_the_run_with_weights_rounded_to_bfloat16(made: Path, instal
     assert sample.result["best"] == run.result["best"]
 
 
-def test_the_card_tells_quality_and_checksum_and_no_file_names_a_folder_of_the_machine(made: Path) -> None:
+def test_the_card_states_quality_and_checksum_and_no_file_contains_a_local_path(made: Path) -> None:
     folder, run = made / "samples" / "hamiltonian", Run.open(made / "runs" / "hamiltonian")
     card = (folder / "README.md").read_text("utf-8")
     assert f"the same as trained, in float32 | {run.result['best']['bits_per_byte']:.4f} |" in card
@@ -128,7 +128,7 @@ def test_damaged_checksums_are_one_line(content: bytes, installed: Path) -> None
         samples.sample("standard")
 
 
-def test_a_package_without_samples_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_samples_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "FOLDER", tmp_path)
     with pytest.raises(
         CoupledQKError, match=r"standard in .* cannot be used \(it is missing\): install coupledqk again$"

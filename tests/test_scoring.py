@@ -220,7 +220,7 @@ def test_values_wider_than_queries_would_leave_the_flash_kernel():
 @pytest.mark.parametrize("path", ["fast", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", SCORINGS)
-def test_a_row_that_may_look_nowhere_is_zero_with_finite_gradients(name, dtype, path):
+def test_a_fully_masked_row_is_zero_with_finite_gradients(name, dtype, path):
     scoring, inputs = build(name).to(dtype), [x.to(dtype).requires_grad_() for x in qkv(name)]
     mask = torch.ones(2, 1, T, T, dtype=torch.bool)
     mask[0, :, :2] = False

@@ -103,7 +103,7 @@ def flip_line(path: Path, number: int) -> None:
     path.write_bytes(b"".join(lines))
 
 
-def test_a_flip_in_the_log_of_a_finished_run_is_said_and_resuming_repairs_it(text: Path, tmp_path: Path) -> None:
+def test_a_flip_in_the_log_of_a_finished_run_is_reported_and_repaired_by_resuming(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     run = run_to(config, tmp_path / "run")
     whole = trained_bits(run)
@@ -116,7 +116,7 @@ def test_a_flip_in_the_log_of_a_finished_run_is_said_and_resuming_repairs_it(tex
     assert trained_bits(repaired) == whole
 
 
-def test_a_flip_before_all_checkpoints_is_said_and_nothing_is_overwritten(text: Path, tmp_path: Path) -> None:
+def test_a_flip_before_all_checkpoints_is_reported_and_nothing_is_overwritten(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text), tmp_path / "run")
     flip_line(run.path / "metrics.jsonl", 2)
     before = (run.path / "metrics.jsonl").read_bytes()
@@ -158,7 +158,7 @@ def test_only_a_torn_last_line_of_an_unfinished_run_is_forgiven(text: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["config.toml", "info.json", "result.json", "tokenizer.json"])
-def test_a_changed_value_in_a_file_of_a_run_is_said(text: Path, tmp_path: Path, name: str) -> None:
+def test_a_changed_value_in_a_file_of_a_run_is_reported(text: Path, tmp_path: Path, name: str) -> None:
     run = run_to(tiny(text, steps=4, warmup=1), tmp_path / "run")
     content = (run.path / name).read_text()
     (run.path / name).write_text(content.replace("1", "2", 1))

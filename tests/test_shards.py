@@ -114,7 +114,7 @@ def _flip(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train.bin", "valid.bin", "tokenizer.json", "header.json"])
 @pytest.mark.parametrize("damage", [_flip, lambda file: os.truncate(file, file.stat().st_size - 2), Path.unlink])
-def test_damaged_tokens_are_made_again_and_it_is_said_once(config, cache, name, damage):
+def test_damaged_tokens_are_created_again_with_one_warning(config, cache, name, damage):
     before = prepare(config)
     tokens = before.train.tolist()
     (file,) = cache.rglob(name)
@@ -128,7 +128,7 @@ def test_damaged_tokens_are_made_again_and_it_is_said_once(config, cache, name, 
     prepare_quietly(config)
 
 
-def test_no_changed_bit_of_the_header_goes_unnoticed(config, cache):
+def test_every_flipped_bit_of_the_header_is_detected(config, cache):
     prepare(config)
     (file,) = cache.rglob("header.json")
     content = file.read_bytes()
@@ -248,7 +248,7 @@ def test_an_empty_corpus_is_refused(tmp_path, content):
         prepare(DataConfig(corpus=str(tmp_path / "empty.txt"), tokenizer="bytes"))
 
 
-def test_a_cache_that_cannot_be_written_is_said(config, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_reported(config, monkeypatch):
     monkeypatch.setenv("COUPLEDQK_CACHE", config.corpus)
     with pytest.raises(
         CoupledQKError, match=r"cannot write .*: there is a file where a folder is expected.*COUPLEDQK_CACHE"

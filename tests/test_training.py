@@ -187,7 +187,7 @@ class Hopeless:
         return {"loss": 2.0}
 
 
-def test_a_loss_worse_than_guessing_is_given_twenty_steps_and_no_later_checkpoint_is_called_good(
+def test_a_loss_worse_than_chance_is_tolerated_for_twenty_steps_and_no_later_checkpoint_counts_as_good(
     text: Path, tmp_path: Path
 ) -> None:
     config = tiny(text, steps=50, save_every=1, micro_batch=2, batch_size=2)

@@ -148,7 +148,7 @@ def test_verdicts_do_not_depend_on_the_unit(unit, effect, kind) -> None:
     assert ours.p == pytest.approx(theirs.p)
 
 
-def test_nothing_is_rarely_called_an_effect() -> None:
+def test_the_rate_of_false_positives_is_low() -> None:
     found = rates(claim("lower"), simulated({"standard": 0, "coupled": 0}))
     assert found[SUPPORTED] == pytest.approx(0.025, abs=SLACK)
     assert found[CONTRADICTED] == pytest.approx(0.025, abs=SLACK)
@@ -230,13 +230,13 @@ def test_an_experiment_has_one_primary_claim(number) -> None:
     assert judge_all([], {}) == []
 
 
-def test_one_seed_is_said_and_does_not_raise() -> None:
+def test_one_seed_is_reported_and_does_not_raise() -> None:
     verdict = judge(claim(), {"standard": {0: 24.0}, "coupled": {0: 22.0}})
     assert (verdict.finding, verdict.evidence) == (OPEN, None)
     assert verdict.sentence == "1 seed: a test needs two."
 
 
-def test_missing_runs_are_left_out_on_both_sides_and_said() -> None:
+def test_missing_runs_are_excluded_on_both_sides_and_reported() -> None:
     whole = against_standard(-0.05, 0.002, n=5)
     some = {label: dict(runs) for label, runs in whole.items()}
     del some["standard"][3]
@@ -285,7 +285,7 @@ def test_seeds_in_which_both_fail_say_nothing() -> None:
     assert judge(claim(), samples).finding == SUPPORTED
 
 
-def test_equivalence_is_said_beside_a_contradiction() -> None:
+def test_equivalence_is_reported_together_with_a_contradiction() -> None:
     verdict = judge(claim("lower", -0.066), against_standard(0, 0.001))
     assert verdict.finding == CONTRADICTED
     assert verdict.evidence.equivalent

@@ -173,7 +173,7 @@ def test_nothing_sticks_out_sideways(width: int, tmp_path: Path, browser: Browse
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_the_paper(scheme: str, tmp_path: Path, browser: Browser) -> None:
+def test_text_has_enough_contrast(scheme: str, tmp_path: Path, browser: Browser) -> None:
     running_run(tmp_path / "mine")
     with watched(tmp_path) as server:
         browser.open(server.url, scheme=scheme)

@@ -34,4 +34,4 @@ class Method:
     moves_by_own_force: bool = False
     """Whether each vector is moved by its own force. Otherwise a key is moved by the mean force of its group's queries."""
     starts_as_identity: bool = False
-    """Whether the map is exactly the identity at initialization without a gate."""
+    """Whether the map is exactly the identity at initialisation without a gate."""

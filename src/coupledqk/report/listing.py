@@ -64,13 +64,13 @@ def results_table(runs: Sequence[RunFolder]) -> str:
                 str(run.config.seed),
                 measure.show(best[measure.key]),
                 measure.show(final[measure.key]),
-                *(beside.show(best[beside.key]) for beside in measure.companions),
+                *(companion.show(best[companion.key]) for companion in measure.companions),
                 f"{run.info['parameters']:,}",
                 f"{speed:,.0f}" if speed else "",
             ]
         )
-    beside = [companion.name for companion in measure.companions]
-    head = ["attention", "seed", f"{measure.name}: best", "final", *beside, "parameters", "tokens/s"]
+    companions = [companion.name for companion in measure.companions]
+    head = ["attention", "seed", f"{measure.name}: best", "final", *companions, "parameters", "tokens/s"]
     notes = [f"{measure.name.capitalize()}: {runs[0].result['definition']}."]
     if baselines := read_baselines(runs[0].result):
         named = ", ".join(f"{baseline.name} {baseline.bits_per_byte:.4f}" for baseline in baselines)

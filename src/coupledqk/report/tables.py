@@ -76,14 +76,14 @@ def results_table(outcome: Outcome) -> Table:
 
 def costs_table(outcome: Outcome) -> Table:
     """Final values, companion measures and costs of each row."""
-    metric, beside = outcome.metric, outcome.task_measure.companions
-    names = (measure.name for measure in beside)
+    metric, companions = outcome.metric, outcome.task_measure.companions
+    names = (measure.name for measure in companions)
     head = ("", f"final {metric.name}", *names, "parameters", "tokens/s", "minutes per run")
     rows = tuple(
         (
             row.label,
             metric.show(row.final_mean),
-            *(measure.show(row.companions.get(measure.key)) for measure in beside),
+            *(measure.show(row.companions.get(measure.key)) for measure in companions),
             number(row.parameters),
             number(row.tokens_per_second),
             number(None if row.seconds is None else row.seconds / 60, 1),
@@ -114,8 +114,8 @@ def claims_table(outcomes: Sequence[Outcome]) -> Table:
 
 def finding(verdict: Verdict) -> str:
     """The finding in words. A contradicted claim with an effect within the margin is also reported as equivalent."""
-    beside = verdict.finding == "contradicted" and verdict.evidence is not None and verdict.evidence.equivalent
-    return "contradicted (equivalent)" if beside else verdict.finding
+    also_equivalent = verdict.finding == "contradicted" and verdict.evidence is not None and verdict.evidence.equivalent
+    return "contradicted (equivalent)" if also_equivalent else verdict.finding
 
 
 def _contrast(verdict: Verdict) -> tuple[str, str, str]:
