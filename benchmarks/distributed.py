@@ -1,9 +1,9 @@
-"""One model on two processes of this machine, each with one thread: how fast DDP trains, and what FSDP2 keeps on each.
+"""Measures two processes with one thread each that train one model: the speed of DDP, and the memory of DDP and FSDP2.
 
-`speed`: both processes train for some steps as they do in a run, each its own model (independent) and then one model together
-(DDP). The two take turns in one job; each round gives the ratio of DDP's tokens per second to the sum of both independent
-processes'. `memory`: bytes of parameters, gradients and optimiser state that each process holds after a step, counted from
-its tensors, so another load of the machine does not matter. Activations and buffers for communication are not counted.
+`speed` alternates between DDP, where both processes train one model, and independent training, where each process trains a
+model of its own. Each round gives the ratio of DDP's tokens per second to the sum over the independent processes. `memory`
+counts the bytes of parameters, gradients and optimizer state that each process holds after a step. They are counted from the
+tensors, so the result does not depend on the load of the machine. Activations and communication buffers are not counted.
 
     python benchmarks/distributed.py speed --save results/bench
     python benchmarks/distributed.py memory --preset small --save results/bench
@@ -37,7 +37,7 @@ WORLD = 2
 
 
 class RandomTokens:
-    """The Task of predicting tokens that are drawn at random."""
+    """A task with random tokens and targets."""
 
     chance_loss = 1e9
 
@@ -58,15 +58,20 @@ class RandomTokens:
 
 
 class Training:
-    """Steps of the training loop on a new model."""
+    """A new model and the state of its training loop."""
 
     def __init__(self, config: RunConfig, mesh: Mesh) -> None:
-        self.config, self.mesh, self.task = config, mesh, RandomTokens(config)
+        self.mesh = mesh
+        self.use(config)
         self.model = TransformerLM(config.model)
         self.wrapped = mesh.wrap(self.model, compiled=False)
         self.optimizer = build_optimizer(self.model, config.train)
         self.watch = DivergenceWatch(self.task.chance_loss, Checkpoints(Path(), keep=1))
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def use(self, config: RunConfig) -> None:
+        """Sets the batch and other training settings of the following steps."""
+        self.config, self.task = config, RandomTokens(config)
 
     def steps(self, n: int) -> None:
         for step in range(n):
@@ -84,9 +89,9 @@ def main() -> None:
     parser.add_argument("what", choices=("speed", "memory"))
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--variant", default="hamiltonian")
-    parser.add_argument("--batch", type=int, default=2, help="sequences on each process")
+    parser.add_argument("--batch", type=int, default=2, help="sequences per process")
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=2, help="steps in a round")
+    parser.add_argument("--steps", type=int, default=2, help="steps per round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--save", type=Path, help="folder to write DATE-distributed-WHAT.md to")
     options = parser.parse_args()
@@ -97,7 +102,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     lines = speed(options) if options.what == "speed" else memory(options)
     if dist.get_rank() == 0:
-        size = f"{options.preset}, {options.variant}, {options.batch} × {options.seq_len} tokens on each process, fp32"
+        size = f"{options.preset}, {options.variant}, {options.batch} × {options.seq_len} tokens per process, fp32"
         origin = f"{machine()}, torch {versions()['torch']}, {WORLD} processes × 1 thread, commit {commit()}"
         text = "\n".join([size, "", origin, "", *lines, ""])
         print(text)
@@ -132,21 +137,21 @@ def speed(options: argparse.Namespace) -> list[str]:
             ratios.append(summed / independent)
     found = Quartiles.of(ratios)
     return [
-        f"DDP's tokens per second over the sum of {WORLD} independent processes', {options.rounds} rounds of "
+        f"Tokens per second of DDP relative to the sum of {WORLD} independent processes, {options.rounds} rounds of "
         f"{options.steps} steps: median {found.median:.3f}, quartiles {found.low:.3f} to {found.high:.3f}",
         "",
-        f"single rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}",
+        f"All rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}",
     ]
 
 
 def memory(options: argparse.Namespace) -> list[str]:
-    lines = ["| bytes on a process | DDP | FSDP2, the larger of both | ratio |", "| --- | --: | --: | --: |"]
+    lines = ["| bytes per process | DDP | FSDP2, larger process | ratio |", "| --- | --: | --: | --: |"]
     counts = []
     for strategy in (Replicated, Sharded):
         mesh = strategy(torch.device("cpu"))
         training = Training(run_config(options, WORLD), mesh)
         held: dict[str, int] = {}
-        # the gradients are there when the optimiser has made its step
+        # gradients are cleared after the optimizer's step
         training.optimizer.register_step_post_hook(lambda *_, held=held, own=training: held.update(tensors(own)))
         training.steps(1)
         counts.append({name: max(mesh.gather(held[name])) for name in held})
@@ -161,7 +166,7 @@ def tensors(training: Training) -> dict[str, int]:
     parts = {
         "parameters": parameters,
         "gradients": [p.grad for p in parameters if p.grad is not None],
-        "optimiser state": [value for state in training.optimizer.state.values() for value in state.values()],
+        "optimizer state": [value for state in training.optimizer.state.values() for value in state.values()],
     }
     counts = {name: sum(map(local_bytes, values)) for name, values in parts.items()}
     return {**counts, "all three": sum(counts.values())}

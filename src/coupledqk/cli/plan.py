@@ -11,9 +11,11 @@ from .settings import WithSettings
 
 @dataclass(frozen=True)
 class Plan(WithSettings):
-    """Estimate what a run or an experiment needs on GPUs: memory by part, micro-batch, time, GPU-hours, the command.
+    """Estimate what a run or an experiment needs on GPUs: memory by part, micro-batch, time and GPU-hours.
 
-    Nothing is trained and no GPU is needed. Every setting of a run is a flag, as for `coupledqk train`. To plan an
+    It also prints the command that starts the run with the fastest strategy that fits.
+
+    Nothing is trained, and no GPU is needed. Every setting of a run is a flag, as for `coupledqk train`. To plan an
     experiment of `coupledqk reproduce`, give its name as the first argument. docs/scaling.md describes what is counted and
     what is not.
 
@@ -35,11 +37,11 @@ class Plan(WithSettings):
     memory: float | None = None
     """Memory in GiB of a GPU that is not in the table; requires --flops."""
     utilisation: float | None = None
-    """Share of the peak FLOP/s that training reaches. The default follows from the paper's throughput."""
+    """Fraction of the peak FLOP/s that training reaches. The default is derived from the paper's throughput table."""
     scale: Literal["mini", "paper"] = "paper"
-    """Scale of an experiment: mini, or paper (the paper's exact recipes)."""
+    """Scale of the experiment: mini, or paper for the paper's exact recipes."""
     figure: Path | None = None
-    """SVG file to write: a figure of how time and memory of the run grow with context, width, depth and number of devices."""
+    """SVG file to write, with a figure of time and memory against context, width, depth and number of devices."""
 
     def run(self, words: list[str]) -> None:
         from ..planning.estimate import Machine, paper_utilisation

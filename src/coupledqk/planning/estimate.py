@@ -1,4 +1,4 @@
-"""Estimates micro-batch, memory, time and GPU-hours of a run or an experiment on given GPUs."""
+"""Estimates of the micro-batch, memory, time and GPU-hours of a run or an experiment on given GPUs."""
 
 import math
 from bisect import bisect_right
@@ -17,18 +17,19 @@ from .memory import Peak, Strategy, peak_memory
 from .trace import Pass
 
 RESERVE = 0.1
-"""Share of a GPU's memory that is reserved for the CUDA context, buffers of libraries and fragmentation."""
+"""Fraction of a GPU's memory that is reserved for the CUDA context, buffers of libraries and fragmentation."""
 MOST_DEVICES = 1024
+"""Maximum number of GPUs that an error message suggests."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of one run."""
+    """The GPUs on which one run is trained."""
 
     gpu: GPU
     devices: int
     utilisation: float
-    """Share of the peak FLOP/s that matrix products reach in training."""
+    """Fraction of the peak FLOP/s that matrix products reach in training."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -44,7 +45,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to train the run."""
+    """What a run needs with one strategy, with or without gradient checkpointing."""
 
     strategy: Strategy
     checkpointing: bool
@@ -53,11 +54,15 @@ class Option:
     memory: Peak
     """Memory of one device at that micro-batch."""
     fits: bool
+    """Whether this memory is within the usable memory of the GPU."""
     hours: float
+    """Training time of the whole run."""
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """What a run needs on a machine, with every option."""
+
     config: RunConfig
     machine: Machine
     parameters: int
@@ -100,6 +105,7 @@ def estimate(config: RunConfig, machine: Machine) -> Estimate:
 
 
 def option(config: RunConfig, machine: Machine, strategy: Strategy, checkpointing: bool) -> Option:
+    """Finds the largest micro-batch that fits and estimates its memory and time."""
     share = math.ceil(config.train.batch_size / machine.devices)
 
     def memory(rows: int) -> Peak:
@@ -137,11 +143,11 @@ def require_fit(found: Estimate, name: str) -> Option:
     raise CoupledQKError(
         f"{name} needs {least.memory.total / GIB:.1f} GiB on each device at micro-batch 1 with checkpointing"
         f"{' and fsdp' if least.strategy == 'fsdp' else ''}, but {machine.usable / GIB:.1f} GiB of a {machine.gpu.name} are "
-        f"usable: {_help(found.config, machine)}"
+        f"usable: {_advice(found.config, machine)}"
     )
 
 
-def _help(config: RunConfig, machine: Machine) -> str:
+def _advice(config: RunConfig, machine: Machine) -> str:
     devices = max(2, 2 * machine.devices)
     while devices <= min(MOST_DEVICES, config.train.batch_size):
         if option(config, replace(machine, devices=devices), "fsdp", checkpointing=True).fits:

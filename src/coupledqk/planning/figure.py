@@ -1,4 +1,4 @@
-"""Draws time and memory as functions of context, width, depth and number of devices, as one SVG."""
+"""A figure of time and memory as functions of context, width, depth and number of devices, as one SVG file."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ FACTORS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Growth:
-    """A quantity that is varied while the others are fixed."""
+    """The runs that result from varying one quantity, with its values."""
 
     x_label: str
     points: Sequence[tuple[int, RunConfig, Machine]]
 
 
 def growth_figure(config: RunConfig, machine: Machine, micro_batch: int) -> str:
-    """A row of two charts for each varied quantity: time, and memory of a device at `micro_batch`."""
+    """For each varied quantity, a row of two charts: time, and memory of a device at `micro_batch`."""
     strategies: tuple[Strategy, ...] = ("single",) if machine.devices == 1 else ("ddp", "fsdp")
     charts = []
     for growth in (_context(config, machine), _width(config, machine), _depth(config, machine)):
@@ -38,7 +38,7 @@ def _time_chart(growth: Growth) -> str:
         Series(name, [(x, training_hours(config, machine, checkpointing)) for x, config, machine in growth.points])
         for name, checkpointing in (("plain", False), ("checkpointing", True))
     ]
-    return line_chart(series, growth.x_label, "hours", log_x=True, log_y=True, title="Time of the run")
+    return line_chart(series, growth.x_label, "hours", log_x=True, log_y=True, title="Training time")
 
 
 def _memory_chart(growth: Growth, micro_batch: int, strategies: Sequence[Strategy]) -> str:
@@ -49,7 +49,7 @@ def _memory_chart(growth: Growth, micro_batch: int, strategies: Sequence[Strateg
                 (x, _gib(config, machine, micro_batch, strategy, checkpointing)) for x, config, machine in growth.points
             ]
             series.append(Series(name if strategy == "single" else f"{strategy}, {name}", points))
-    title = f"Memory of a GPU, micro-batch {micro_batch}"
+    title = f"Memory per GPU, micro-batch {micro_batch}"
     return line_chart(series, growth.x_label, "GiB", log_x=True, log_y=True, title=title)
 
 

@@ -1,7 +1,11 @@
 """Common GPUs: memory and peak speed, from their vendors' data sheets. Torch-free.
 
 Peak speeds are those of dense matrix products with float32 accumulation, as PyTorch uses it. Data sheets often quote twice as
-much, for sparse matrices, and for GeForce cards twice as much again, for float16 accumulation.
+much, for sparse matrices, and for GeForce cards twice as much again, for float16 accumulation. Float32 products are without
+TF32, which PyTorch does not use by default.
+
+Memory is what the driver reports. On data-centre cards with GDDR6 memory (T4, A10, A40, L4, L40S), error correction takes 6% of
+the nominal size; nvidia-smi reports 15,360, 23,028, 46,068, 23,034 and 46,068 MiB.
 """
 
 from dataclasses import dataclass
@@ -14,14 +18,17 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class GPU:
+    """A device on which one process trains."""
+
     name: str
     memory: float
     """Memory in bytes."""
     fp16: float
-    """Peak FLOP/s of matrix products."""
+    """Peak FLOP/s in float16."""
     bf16: float | None
     """Peak FLOP/s in bfloat16; None if the hardware does not support it."""
     fp32: float
+    """Peak FLOP/s in float32."""
 
     def peak(self, precision: str) -> float:
         """Peak FLOP/s at a precision of `TrainConfig`."""
@@ -41,19 +48,20 @@ GPUS: dict[str, GPU] = {
         _gpu("RTX 2080 Ti", 11, 53.8, None, 13.4),  # NVIDIA Turing GPU architecture whitepaper, appendix A
         _gpu("RTX 3090", 24, 71, 71, 35.6),  # NVIDIA Ampere GA102 whitepaper, appendix A
         _gpu("RTX 4090", 24, 165.2, 165.2, 82.6),  # NVIDIA Ada GPU architecture whitepaper, appendix A
-        _gpu("T4", 16, 65, None, 8.1),  # NVIDIA T4 data sheet
+        _gpu("T4", 15, 65, None, 8.1),  # NVIDIA T4 data sheet
         _gpu("V100 16GB", 16, 125, None, 15.7),  # NVIDIA V100 data sheet, SXM2
         _gpu("V100 32GB", 32, 125, None, 15.7),
-        _gpu("A10", 24, 125, 125, 31.2),  # NVIDIA A10 data sheet
-        _gpu("A40", 48, 149.7, 149.7, 37.4),  # NVIDIA A40 data sheet
+        _gpu("A10", 22.5, 125, 125, 31.2),  # NVIDIA A10 data sheet
+        _gpu("A40", 45, 149.7, 149.7, 37.4),  # NVIDIA A40 data sheet
         _gpu("A100 40GB", 40, 312, 312, 19.5),  # NVIDIA A100 data sheet
         _gpu("A100 80GB", 80, 312, 312, 19.5),
-        _gpu("L4", 24, 121, 121, 30.3),  # NVIDIA L4 data sheet, half of its figures with sparsity
-        _gpu("L40S", 48, 362, 362, 91.6),  # NVIDIA L40S data sheet
+        _gpu("L4", 22.5, 121, 121, 30.3),  # NVIDIA L4 data sheet, half of its figures with sparsity
+        _gpu("L40S", 45, 362, 362, 91.6),  # NVIDIA L40S data sheet
         _gpu("H100 PCIe", 80, 756, 756, 51),  # NVIDIA H100 data sheet, half of its figures with sparsity
         _gpu("H100 SXM", 80, 989, 989, 67),
         _gpu("H200", 141, 989, 989, 67),  # NVIDIA H200 data sheet, half of its figures with sparsity
-        _gpu("MI250X", 128, 383, 383, 47.9),  # AMD Instinct MI250X data sheet; two devices of half of this each
+        # AMD Instinct MI250X data sheet, half of its figures: ROCm presents each of its two dies (GCD) as a GPU
+        _gpu("MI250X GCD", 64, 191.5, 191.5, 47.9),
         _gpu("MI300X", 192, 1307.4, 1307.4, 163.4),  # AMD Instinct MI300X data sheet
     )
 }
@@ -75,6 +83,6 @@ def find_gpu(name: str, flops: float | None = None, memory_gib: float | None = N
 
 
 def _key(name: str) -> str:
-    """A normalised name, which is equal for `rtx2080ti`, `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti`."""
+    """A normalised name: `rtx2080ti`, `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti` have the same one."""
     words = name.casefold().replace("-", " ").split()
-    return "".join(word for word in words if word not in ("nvidia", "geforce", "amd", "instinct", "tesla"))
+    return "".join(word for word in words if word not in ("nvidia", "geforce", "amd", "instinct", "tesla", "gcd"))

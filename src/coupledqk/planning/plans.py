@@ -19,7 +19,7 @@ PLANNED = ("micro_batch", "gradient_checkpointing", "parallel", "device")
 def plan_run(
     config: RunConfig, name: str, arguments: Sequence[str], machine: Machine, figure: Path | None = None
 ) -> str:
-    """The plan of one run, described by the `arguments` of `coupledqk train`. Writes a figure if its path is given."""
+    """The plan of the run that `coupledqk train` starts with these `arguments`. Writes a figure if its path is given."""
     found = estimate(config, machine)
     best = require_fit(found, name)
     chosen = ["--micro-batch", str(best.micro_batch), "--gradient-checkpointing", str(best.checkpointing).lower()]

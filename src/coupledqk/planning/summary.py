@@ -13,7 +13,7 @@ PARTS = [field.name for field in fields(Memory)]
 
 
 def run_summary(found: Estimate, name: str, command: str) -> str:
-    """The size of a run, memory by part and time of every option, and the command for the best one."""
+    """The size of a run, its memory by part and its time with every option, and the command for the best option."""
     machine, train = found.machine, found.config.train
     rate = machine.gpu.peak(train.precision) * machine.utilisation
     work = found.flops
@@ -35,12 +35,13 @@ def run_summary(found: Estimate, name: str, command: str) -> str:
             f"training          {train.steps:,} steps of {train.batch_size} × {train.seq_len} tokens, "
             f"{tokens(found.config) / 1e6:,.0f}M in all, in {train.precision}",
             "",
-            "GiB on each GPU at the largest micro-batch that fits (else at 1); parts are largest at different moments:",
+            "Memory of each GPU in GiB at the largest micro-batch that fits, or at 1 if none fits. The parts reach their "
+            "maxima at different times, so their sum may exceed the peak.",
             "",
             table(head, rows),
             "",
             assumptions(machine),
-            f"At {rate / 1e12:.3g} TFLOP/s of each GPU; communication, evaluation and loading are not counted.",
+            f"Time is for {rate / 1e12:.3g} TFLOP/s per GPU, without communication, evaluation and data loading.",
             "",
             f"    {command}",
         ]
@@ -48,7 +49,7 @@ def run_summary(found: Estimate, name: str, command: str) -> str:
 
 
 def experiment_summary(title: str, rows: Sequence[Row], machine: Machine, command: str) -> str:
-    """A line for each row of the experiment, with the best option for its runs and their cost."""
+    """A line for each row of the experiment, with the best option and the cost of its runs."""
     cells, total = [], 0.0
     for row in rows:
         found, best = row.estimate, row.estimate.best
@@ -60,7 +61,7 @@ def experiment_summary(title: str, rows: Sequence[Row], machine: Machine, comman
         total += row.runs * best.hours
         cost = [duration(3600 * best.hours), _gpu_hours(row.runs * best.hours, machine)]
         cells.append([row.label, *size, _title(best), f"{best.memory.total / GIB:.1f}", str(best.micro_batch), *cost])
-    head = ["", "runs", "parameters", "FLOPs per token", "way", "GiB", "micro-batch", "time per run", "GPU-hours"]
+    head = ["", "runs", "parameters", "FLOPs per token", "strategy", "GiB", "micro-batch", "time per run", "GPU-hours"]
     fitting = sum(row.runs for row in rows if row.estimate.best is not None)
     n_runs = sum(row.runs for row in rows)
     return "\n".join(
@@ -69,8 +70,8 @@ def experiment_summary(title: str, rows: Sequence[Row], machine: Machine, comman
             "",
             table(head, cells),
             "",
-            f"{fitting} of {n_runs} runs fit: {_gpu_hours(total, machine)} GPU-hours, one run after another "
-            f"{duration(3600 * total)}.",
+            f"{fitting} of {n_runs} runs fit. They take {_gpu_hours(total, machine)} GPU-hours, or "
+            f"{duration(3600 * total)} one after another.",
             assumptions(machine),
             "",
             f"    {command}",
@@ -79,14 +80,15 @@ def experiment_summary(title: str, rows: Sequence[Row], machine: Machine, comman
 
 
 def assumptions(machine: Machine) -> str:
+    """The assumptions of an estimate, in one line."""
     share = f"{machine.utilisation:.0%} of the peak speed"
     if machine.utilisation == paper_utilisation():
-        share += " (what the paper's 60M model reached on an RTX 2080 Ti)"
-    return f"Assumed: {share}, {1 - RESERVE:.0%} of the memory usable. No GPU has checked these estimates."
+        share += " (as for the paper's 60M model on an RTX 2080 Ti)"
+    return f"Assumed: {share}, {1 - RESERVE:.0%} of the memory usable. These estimates have not been checked on a GPU."
 
 
 def _machine(machine: Machine) -> str:
-    return f"{machine.devices} × {machine.gpu.name} ({machine.gpu.memory / GIB:.0f} GiB)"
+    return f"{machine.devices} × {machine.gpu.name} ({machine.gpu.memory / GIB:.3g} GiB)"
 
 
 def _title(option: Option) -> str:

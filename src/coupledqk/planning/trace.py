@@ -1,7 +1,7 @@
-"""Counts the memory that a model saves for its backward pass and that this pass needs in addition, without data.
+"""Counts the memory that a model saves for its backward pass, and the temporary memory of that pass, without allocating it.
 
 The modules are run on PyTorch's fake tensors, which have shapes and storages but no memory. Every variant, including those
-registered by a user, is therefore counted from its own code, and there is no formula to keep up to date.
+registered by a user, is therefore counted from its own code instead of a formula.
 """
 
 import weakref
@@ -29,7 +29,7 @@ from ..training.loop import AUTOCAST
 
 @dataclass(frozen=True)
 class Pass:
-    """How a micro-batch is computed: the settings that determine what is saved."""
+    """The settings of a forward and backward pass that determine its memory."""
 
     rows: int
     seq_len: int
@@ -40,7 +40,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Traced:
     """Memory of all blocks and the embedding in bytes, without the loss."""
 
     activations: int
@@ -52,44 +52,55 @@ class Kept:
     """Maximum additional memory in the backward pass of one block; with checkpointing it includes the block's activations."""
 
 
+@dataclass(frozen=True)
+class Kept(Traced):
+    """Memory of a model of any depth."""
+
+    block: int
+    """The part of `activations` that belongs to one block."""
+
+
 MANY = 64
 """Number of rows in the larger of the two passes from which GPU passes are interpolated."""
 
 
-def kept(model: ModelConfig, how: Pass) -> Kept:
-    """The memory of the whole model. On a GPU it is linear in the number of rows; on a CPU small passes use other code
-    paths."""
+def kept(model: ModelConfig, how: Pass, adds_gradients: bool = True) -> Kept:
+    """The memory of the whole model. On a GPU it is linear in the number of rows; on a CPU small passes use other code paths.
+
+    `adds_gradients` means that a gradient is freed as soon as it has been added to an existing one; otherwise the gradients of
+    a block are kept, and are part of the workspace.
+    """
     if how.kernels == "cpu":
-        return _at_depth(model, how)
-    few, many = (astuple(_at_depth(model, replace(how, rows=rows))) for rows in (1, MANY))
+        return _at_depth(model, how, adds_gradients)
+    few, many = (astuple(_at_depth(model, replace(how, rows=rows), adds_gradients)) for rows in (1, MANY))
     share = (how.rows - 1) / (MANY - 1)
     return Kept(*(round(low + share * (high - low)) for low, high in zip(few, many, strict=True)))
 
 
-def _at_depth(model: ModelConfig, how: Pass) -> Kept:
+def _at_depth(model: ModelConfig, how: Pass, adds_gradients: bool) -> Kept:
     """The memory at the model's depth, from traces of two depths: all layers need the same memory."""
     plain = replace(how, checkpointing=False)
-    one, two = (trace(replace(model, n_layers=n), plain) for n in (1, 2))
+    one, two = (trace(replace(model, n_layers=n), plain, adds_gradients) for n in (1, 2))
     block, block_copies = two.activations - one.activations, two.copies - one.copies
     copies = one.copies + (model.n_layers - 1) * block_copies
     if not how.checkpointing:
-        return Kept(one.activations + (model.n_layers - 1) * block, copies, one.workspace)
+        return Kept(one.activations + (model.n_layers - 1) * block, copies, one.workspace, block)
     # a block keeps its input in float32; everything else is recomputed in its backward pass
     states = how.rows * how.seq_len * model.d_model * torch.float32.itemsize
     recomputed = block - states + block_copies
-    return Kept(one.activations - block + model.n_layers * states, copies, one.workspace + recomputed)
+    return Kept(one.activations - block + model.n_layers * states, copies, one.workspace + recomputed, states)
 
 
 @lru_cache(maxsize=1024)
-def trace(model: ModelConfig, how: Pass) -> Kept:
-    """Traces one forward and backward pass up to the final norm, without checkpointing, with existing gradients."""
+def trace(model: ModelConfig, how: Pass, adds_gradients: bool) -> Traced:
+    """Traces one forward and backward pass of all blocks up to the final norm, without checkpointing."""
     with torch.device("meta"):
         network = TransformerLM(replace(model, vocab_size=1))  # the vocabulary affects only the loss
     on_gpu = how.kernels == "gpu"
     set_impl(network, {"auto": "reference", "triton": "fused"}.get(how.impl, how.impl) if on_gpu else how.impl)
     kernels: AbstractContextManager = GPUKernels() if on_gpu else nullcontext()
     with FakeTensorMode(), kernels, LiveBytes() as live:
-        _make_fake(network)
+        _make_fake(network, adds_gradients)
         tokens = torch.zeros(how.rows, how.seq_len, dtype=torch.long)
         autocast = torch.autocast("cpu", AUTOCAST[how.precision], enabled=how.precision != "fp32")
         with saved_bytes(network) as saved, autocast:
@@ -97,7 +108,7 @@ def trace(model: ModelConfig, how: Pass) -> Kept:
         gradient = torch.empty_like(states)
         before = live.start()
         states.backward(gradient)
-        return Kept(saved.activations, saved.copies, live.peak - before)
+        return Traced(saved.activations, saved.copies, live.peak - before)
 
 
 @lru_cache(maxsize=1024)
@@ -111,12 +122,13 @@ def loss_workspace(vocab_size: int, d_model: int, tokens: int, precision: str) -
     return live.peak - x.nbytes - weight.nbytes
 
 
-def _make_fake(network: nn.Module) -> None:
-    """Gives a model on the meta device weights and gradients with storages, inside a `FakeTensorMode`."""
+def _make_fake(network: nn.Module, with_gradients: bool) -> None:
+    """Gives a model on the meta device weights and optionally gradients with storages, inside a `FakeTensorMode`."""
     for module in network.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             fake = nn.Parameter(torch.empty(weight.shape))
-            fake.grad = torch.empty(weight.shape)
+            if with_gradients:
+                fake.grad = torch.empty(weight.shape)
             module.register_parameter(name, fake)
 
 
