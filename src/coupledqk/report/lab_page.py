@@ -11,6 +11,7 @@ from ..files import write_atomic
 from ..outcome import Finding, Outcome
 from ..schema import flat
 from .baselines import NOTE, baselines_table, models_of_rows, objections
+from .claims_chart import claims_chart
 from .figures import figure_name
 from .ladder import charts, ladder_table
 from .page import plain, render
@@ -53,6 +54,7 @@ def html_report(outcomes: Sequence[Outcome]) -> str:
         "lab.html",
         title=title(outcomes),
         claims=claims_table(outcomes),
+        claims_chart=claims_chart(outcomes),
         claim_anchors=[anchors[place] for place, outcome in enumerate(outcomes, 1) for _ in outcome.verdicts],
         count=count(outcomes),
         finding=finding,

@@ -65,4 +65,4 @@ function makeReadable(svg) {
   });
 }
 
-document.querySelectorAll("svg.chart").forEach(makeReadable);
+document.querySelectorAll("svg.chart[data-x-label]").forEach(makeReadable);

@@ -1,0 +1,46 @@
+"""The chart of claims shows the numbers of the table of claims."""
+
+import dataclasses
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from coupledqk.outcome import Claim
+from coupledqk.report.claims_chart import claims_chart
+from coupledqk.report.lab_page import html_report
+from test_lab_report import make_outcome
+
+LOWER = Claim("coupling <lowers> perplexity", "lower", "hamiltonian", "standard", paper_effect=-0.06, primary=True)
+HIGHER = Claim("gqa has a higher perplexity", "higher", "gqa", "standard")
+FIGURE = '<figure class="plot claims-chart">'
+MEANS = {"standard": 40.0, "hamiltonian": 38.0, "gqa": 40.0}
+
+
+def positions(chart: str, mark: str) -> list[float]:
+    return [float(x) for x in re.findall(rf'<path class="{mark}"[^>]* d="M([\d.]+) ', chart)]
+
+
+def test_effects_intervals_and_published_effects_share_one_scale() -> None:
+    outcome = make_outcome(MEANS, claims=[LOWER, HIGHER])
+    chart = claims_chart([outcome])
+    assert chart is not None
+    ElementTree.fromstring(chart)  # well-formed, although a claim contains <
+    evidence = [verdict.evidence for verdict in outcome.verdicts if verdict.evidence]
+    (low, high, effect), (zero, published) = (
+        [float(x) for x in re.findall(r'class="line" d="M([\d.]+) \d+H([\d.]+)', chart)[0]] + positions(chart, "marks")[:1],
+        positions(chart, "axis"),
+    )  # fmt: skip
+    per_point = (published - zero) / -6
+    expected = [100 * value for value in (*evidence[0].interval, evidence[0].effect)]
+    assert [(x - zero) / per_point for x in (low, high, effect)] == pytest.approx(expected, abs=0.05)
+    assert all(f">{verdict.finding}</text>" in chart for verdict in outcome.verdicts)
+
+
+def test_claims_that_could_not_be_tested_are_left_out() -> None:
+    alone = make_outcome(MEANS, claims=[LOWER], seeds=[0])
+    assert claims_chart([alone]) is None
+    assert FIGURE not in html_report([alone, alone])
+    both = html_report([make_outcome(MEANS, claims=[LOWER]), dataclasses.replace(alone, experiment="other")])
+    assert both.count(FIGURE) == 1
+    assert "ablation-mini: coupling &lt;lowers&gt; perplexity" in both
