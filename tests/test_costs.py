@@ -49,19 +49,27 @@ def test_the_fused_dynamics_recompute_as_many_products_as_estimated(variant: str
     config = tiny(variant, n_steps=n_steps)
     attention = TransformerLM(config).blocks[0].attn
     method, force = config.attention.dynamics.method, attention.dynamics.force
-    q, k = torch.randn(1, T, 4, 8), torch.randn(1, T, 4 // config.attention.group_size, 8)
-    arguments = q, k, torch.ones(k.shape[2]), force.w1.detach(), force.w2.detach(), None, None, n_steps, method
-    expected = flops(config, T, fused=True)
-    layers = config.n_layers
-    assert counted(lambda: fused_dynamics._init_fn(*arguments)) == T * expected.dynamics / layers
-    backward = counted(lambda: fused_dynamics_backward._init_fn(q, k, *arguments))
+    weights = torch.ones(4 // config.attention.group_size), force.w1.detach(), force.w2.detach()
+
+    def counts(tokens: int) -> tuple[int, int]:
+        q, k = torch.randn(1, tokens, 4, 8), torch.randn(1, tokens, len(weights[0]), 8)
+        arguments = q, k, *weights, None, None, n_steps, method
+        return (
+            counted(lambda: fused_dynamics._init_fn(*arguments)),
+            counted(lambda: fused_dynamics_backward._init_fn(q, k, *arguments)),
+        )
+
+    # products of two weight matrices do not depend on the number of tokens
+    forward, backward = (many - few for many, few in zip(counts(2 * T), counts(T), strict=True))
+    expected, layers = flops(config, T, fused=True), config.n_layers
+    assert forward == T * expected.dynamics / layers
     assert backward == T * (2 * expected.dynamics + expected.recomputed) / layers
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.endswith(("gqa", "v2"))])
-def test_fused_dynamics_add_nothing_but_the_recomputation(variant: str) -> None:
+def test_fused_dynamics_take_no_more_products_than_the_reference_and_the_recomputation(variant: str) -> None:
     plain, fused = flops(tiny(variant), T), flops(tiny(variant), T, fused=True)
-    assert fused.forward == plain.forward
+    assert fused.forward <= plain.forward
     assert 0 <= fused.recomputed <= plain.dynamics
 
 
@@ -69,7 +77,7 @@ def test_fused_dynamics_add_nothing_but_the_recomputation(variant: str) -> None:
     ("variant", "settings", "relative", "recomputing"),
     [
         ("hamiltonian", {}, 0.967, 0.958),
-        ("euler", {}, 0.975, 0.968),
+        ("euler", {}, 0.975, 0.975),
         ("euler", {"n_steps": 1}, 0.992, 0.990),
         ("diff", {}, 0.967, 0.967),
         ("gqa", {}, 1.054, 1.054),

@@ -7,7 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .config import AttentionConfig, DynamicsConfig, ModelConfig, head_width
 from .dynamics import FORCES, METHODS, build_dynamics
-from .dynamics.fused import SHARE, rebuilds_steps
+from .dynamics.fused import rebuilds_steps
+from .dynamics.hidden import count_products
+from .dynamics.operators import SHARE
 from .model import TransformerLM
 from .registry import SCORINGS as SCORING_ENTRIES
 from .scoring import SCORINGS
@@ -84,10 +86,12 @@ def _dynamics_products(config: ModelConfig, fused: bool) -> tuple[float, float]:
     if fused and has_fast_dynamics(attention):
         assert method.moves is not None
         moves = method.moves(attention.dynamics.n_steps)
-        drifts = [i for i, move in enumerate(moves) if move == "drift"]
-        # W₂ acts after the sum over a group. Kicks before the first drift are not undone, kicks after the last not replayed.
-        spared = moves[: drifts[0]] if rebuilds_steps(moves, attention.dynamics.n_steps) else moves[drifts[-1] :]
-        kicks, unneeded = (sum(move in SHARE for move in part) for part in (moves, spared))
+        if not rebuilds_steps(moves, attention.dynamics.n_steps):
+            on_queries, on_keys, unneeded = count_products(moves)
+            forward = (on_queries * heads + on_keys * key_heads) * width**2
+            return forward, forward - unneeded * key_heads * width**2
+        # W₂ acts after the sum over a group. Kicks before the first drift are not undone.
+        kicks, unneeded = (sum(move in SHARE for move in part) for part in (moves, moves[: moves.index("drift")]))
         forward = (moves.count("force") * heads + kicks * key_heads) * width**2
         return forward, forward - unneeded * key_heads * width**2
     if method.evaluations is None:

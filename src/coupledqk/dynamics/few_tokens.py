@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fused import SHARE
 from .methods import moves_of
+from .operators import SHARE
 
 
 def obstacle_of(q: Tensor, k: Tensor, dt: Tensor | float) -> str | None:

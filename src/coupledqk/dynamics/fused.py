@@ -8,12 +8,13 @@ A method is a list of moves on q, on k, and on h, the hidden layer of the force 
 
 If every move can be undone (leapfrog, semi-implicit), only the outputs are saved, which attention saves anyway: the backward
 pass undoes the moves one by one and so reconstructs the input of each. Otherwise (Euler; half precision, whose outputs are
-rounded; many steps, over which rounding errors grow) the inputs are saved, and the backward pass replays the moves.
+rounded; many steps, over which rounding errors grow) the inputs are saved, the moves are run on the hidden layer of the force
+(hidden.py), and the backward pass replays them.
 RoPE is part of the operator, because attention saves the rotated q and k: the backward pass rotates them back.
 
 For speed, q and k are laid out head by head. dt can then be folded into a W₂ for each head, so that a kick is one matrix
 product that adds to k, and the products for the gradient of W₂ also give that of dt. W₂ acts after the sum over a group.
-Heads and tokens are processed in chunks that are small enough for a replay to stay in the processor's cache, which also
+Heads and tokens are processed in chunks that are small enough for the steps to stay in the processor's cache, which also
 limits memory. All chunks use the same scratch memory, because allocating new memory would cost more than most of the
 computation.
 """
@@ -27,41 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..rope import rotate, rotate_back
+from . import hidden
 from .methods import moves_of
-from .operators import dtype_of_sums, set_backward
+from .operators import SHARE, Scratch, Weights, by_group, dtype_of_sums, set_backward, sum_groups
 
-SHARE = {"kick": 1.0, "half kick": 0.5}
 CHUNK = 1 << 18  # elements of q in a chunk
 MOST_STEPS_REBUILT = 8
-
-
-class Weights(NamedTuple):
-    """The factors of the moves, in the dtype of the sums."""
-
-    dt: Tensor  # (H_kv, 1, 1)
-    w1: Tensor  # (H, d, d), H times the same
-    kick: Tensor  # (H_kv, d, d): dt/G · W₂
-
-    def at(self, heads: slice, key_heads: slice) -> "Weights":
-        return Weights(self.dt[key_heads], self.w1[heads], self.kick[key_heads])
-
-
-class Scratch:
-    """Scratch memory for the intermediate values of a chunk, which the next chunk reuses after `release`."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Tensor] = []
-        self.taken = 0
-
-    def like(self, x: Tensor) -> Tensor:
-        """An uninitialised, contiguous tensor of x's shape."""
-        if self.taken == len(self.blocks) or self.blocks[self.taken].numel() < x.numel():
-            self.blocks[self.taken :] = [x.new_empty(x.numel())]
-        self.taken += 1
-        return self.blocks[self.taken - 1][: x.numel()].view(x.shape)
-
-    def release(self) -> None:
-        self.taken = 0
 
 
 @torch.library.custom_op("coupledqk::dynamics", mutates_args=())
@@ -81,10 +53,11 @@ def fused_dynamics(
         weights, moves = fold(q, k, dt, w1, w2), moves_of(method, n_steps)
         # laid out token by token: attention uses the layout of q for its output, and the output projection reads tokens
         new = q.new_empty(q.shape, dtype=weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        follow = run if rebuilds(q, k, n_steps, method) else hidden.run
         scratch = Scratch()
         for heads, tensors in chunks(q, k, *new):
             scratch.release()
-            run(weights.at(*heads), moves, scratch, *tensors)
+            follow(weights.at(*heads), moves, scratch, *tensors)
         if cos is not None and sin is not None:
             new = rotate(new[0], cos, sin), rotate(new[1], cos, sin)
         return new[0].to(q.dtype), new[1].to(k.dtype)
@@ -127,16 +100,17 @@ def fused_dynamics_backward(
             if rebuilding:
                 q, k = rotate_back(q, cos, sin), rotate_back(k, cos, sin)
         sums = Weights(*(torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in weights))
-        new = empty_by_head(q, weights.dt.dtype), empty_by_head(k, weights.dt.dtype)
+        empty = empty_by_head if rebuilding else empty_by_token
+        new = empty(q, weights.dt.dtype), empty(k, weights.dt.dtype)
         scratch = Scratch()
         for heads, (q_part, k_part, *grads) in chunks(q, k, grad_q, grad_k, *new):
             scratch.release()
-            part = weights.at(*heads)
+            part, part_sums = weights.at(*heads), sums.at(*heads)
             if rebuilding:
-                reads = rebuild(part, moves, scratch, q_part, k_part)
+                undo(rebuild(part, moves, scratch, q_part, k_part), part, part_sums, scratch, *grads)
             else:
-                reads = reversed(replay(part, moves, scratch, q_part, k_part))
-            undo(reads, part, sums.at(*heads), scratch, *grads)
+                path = hidden.replay(part, moves, scratch, q_part, k_part)
+                hidden.undo(path, part, part_sums, scratch, q_part, k_part, *grads)
         per_head = sums.kick * (k.shape[2] / q.shape[2])
         grad_dt = sums.dt.flatten() + (per_head * w2).sum((1, 2))
         grad_w1, grad_w2 = sums.w1.sum(0), (per_head * weights.dt).sum(0)
@@ -149,30 +123,6 @@ class Read(NamedTuple):
     move: str
     x: Tensor
     slope: Tensor  # of silu at W₁ q; used by a force alone
-
-
-def replay(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor) -> list[Read]:
-    h = slope = k
-    w1, kick = weights.w1.mT, weights.kick.mT
-    one = torch.ones((), dtype=q.dtype, device=q.device)
-    reads = []
-    for i, move in enumerate(moves):
-        if move == "force":
-            a = torch.bmm(q, w1, out=scratch.like(q))
-            slope = torch.sigmoid(a, out=scratch.like(q))
-            h = a.mul_(slope)
-            torch.lerp(h, one, slope, out=slope)  # silu' = h + σ(1 − h)
-            h = sum_groups(h, len(k))
-            reads.append(Read(move, q, slope))
-        elif move == "drift":
-            reads.append(Read(move, k, slope))
-            if "force" in moves[i:]:
-                q = drift(q, k, weights.dt, out=scratch.like(q))
-        else:
-            reads.append(Read(move, h, slope))
-            if "drift" in moves[i:]:
-                k = torch.baddbmm(k, h, kick, alpha=SHARE[move], out=scratch.like(k))
-    return reads
 
 
 def rebuilds(q: Tensor, k: Tensor, n_steps: int, method: str) -> bool:
@@ -198,7 +148,7 @@ def rebuilds_steps(moves: Sequence[str], n_steps: int) -> bool:
 
 
 def rebuild(weights: Weights, moves: list[str], scratch: Scratch, q: Tensor, k: Tensor) -> Iterator[Read]:
-    """`replay` in reverse, from the result of the moves: undoes them one by one and yields the input of each.
+    """Undoes the moves one by one, from their result, and yields the input of each.
 
     Tensors are released as soon as they are no longer needed, so the scratch memory does not grow with the number of steps.
     """
@@ -260,14 +210,6 @@ def drift(q: Tensor, k: Tensor, dt: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def by_group(x: Tensor, key_heads: int) -> Tensor:
-    return x.unflatten(0, (key_heads, -1))  # (H_kv, G, B·T, d)
-
-
-def sum_groups(x: Tensor, key_heads: int) -> Tensor:
-    return x if len(x) == key_heads else by_group(x, key_heads).sum(1)
-
-
 def by_head(x: Tensor) -> Tensor:
     return x.permute(2, 0, 1, 3).flatten(1, 2)  # (H, B·T, d)
 
@@ -276,6 +218,11 @@ def empty_by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Memory for an x of (B, T, H, d), laid out head by head."""
     B, T, H, d = x.shape
     return x.new_empty(H, B, T, d, dtype=dtype).permute(1, 2, 0, 3)
+
+
+def empty_by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory that is written once, laid out as projections are."""
+    return x.new_empty(x.shape, dtype=dtype)
 
 
 def chunks(q: Tensor, k: Tensor, *pairs: Tensor) -> Iterator[tuple[tuple[slice, slice], list[Tensor]]]:
@@ -305,7 +252,8 @@ def _(q, k, dt, w1, w2, cos, sin, n_steps, method):
 @fused_dynamics_backward.register_fake
 def _(grad_q, grad_k, q, k, dt, w1, w2, cos, sin, n_steps, method):
     grads = (x.new_empty(x.shape) for x in (dt, w1, w2))
-    return empty_by_head(q, q.dtype), empty_by_head(k, k.dtype), *grads
+    empty = empty_by_head if rebuilds(q, k, n_steps, method) else empty_by_token
+    return empty(q, q.dtype), empty(k, k.dtype), *grads
 
 
 set_backward(fused_dynamics, fused_dynamics_backward, "fused", rebuilds)

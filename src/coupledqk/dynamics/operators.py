@@ -1,12 +1,14 @@
 """Functions that several implementations share."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import CoupledQKError
+
+SHARE = {"kick": 1.0, "half kick": 0.5}
 
 
 def dtype_of_sums(q: Tensor, k: Tensor) -> torch.dtype:
@@ -39,3 +41,40 @@ def set_backward(forward: Any, backward: Any, impl: str, rebuilds: Rebuilds = la
 
     forward.register_autograd(differentiate, setup_context=save)
     backward.register_autograd(refuse)
+
+
+class Weights(NamedTuple):
+    """The factors of the moves, in the dtype of the sums."""
+
+    dt: Tensor  # (H_kv, 1, 1)
+    w1: Tensor  # (H, d, d), H times the same
+    kick: Tensor  # (H_kv, d, d): dt/G · W₂
+
+    def at(self, heads: slice, key_heads: slice) -> "Weights":
+        return Weights(self.dt[key_heads], self.w1[heads], self.kick[key_heads])
+
+
+class Scratch:
+    """Scratch memory for the intermediate values of a chunk, which the next chunk reuses after `release`."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Tensor] = []
+        self.taken = 0
+
+    def like(self, x: Tensor) -> Tensor:
+        """An uninitialised, contiguous tensor of x's shape."""
+        if self.taken == len(self.blocks) or self.blocks[self.taken].numel() < x.numel():
+            self.blocks[self.taken :] = [x.new_empty(x.numel())]
+        self.taken += 1
+        return self.blocks[self.taken - 1][: x.numel()].view(x.shape)
+
+    def release(self) -> None:
+        self.taken = 0
+
+
+def by_group(x: Tensor, key_heads: int) -> Tensor:
+    return x.unflatten(0, (key_heads, -1))  # (H_kv, G, B·T, d)
+
+
+def sum_groups(x: Tensor, key_heads: int) -> Tensor:
+    return x if len(x) == key_heads else by_group(x, key_heads).sum(1)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
 from ..rope import rotate, rotate_back
-from .fused import SHARE, rebuilds
+from .fused import rebuilds
 from .methods import moves_of
-from .operators import set_backward
+from .operators import SHARE, set_backward
 
 MAX_WIDTH = 128
 # Bytes of shared memory that a program may have, by compute capability.
