@@ -1,8 +1,8 @@
 """The chart of claims shows the numbers of the table of claims."""
 
-import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -37,10 +37,22 @@ def test_effects_intervals_and_published_effects_share_one_scale() -> None:
     assert all(f">{verdict.finding}</text>" in chart for verdict in outcome.verdicts)
 
 
+def test_a_huge_interval_does_not_hide_the_others() -> None:
+    outcome = make_outcome({**MEANS, "diff": 40.0}, claims=[LOWER, HIGHER, replace(HIGHER, variant="diff")])
+    *others, last = outcome.verdicts
+    assert last.evidence is not None
+    huge = replace(last, evidence=replace(last.evidence, interval=(-50.0, 50.0)))
+    chart = claims_chart([replace(outcome, verdicts=(*others, huge))])
+    assert chart is not None
+    widths = [float(high) - float(low) for low, high in re.findall(r'class="line" d="M([\d.]+) \d+H([\d.]+)', chart)]
+    assert widths[2] == max(widths)
+    assert min(widths) > max(widths) / 20
+
+
 def test_claims_that_could_not_be_tested_are_left_out() -> None:
     alone = make_outcome(MEANS, claims=[LOWER], seeds=[0])
     assert claims_chart([alone]) is None
     assert FIGURE not in html_report([alone, alone])
-    both = html_report([make_outcome(MEANS, claims=[LOWER]), dataclasses.replace(alone, experiment="other")])
+    both = html_report([make_outcome(MEANS, claims=[LOWER]), replace(alone, experiment="other")])
     assert both.count(FIGURE) == 1
-    assert "ablation-mini: coupling &lt;lowers&gt; perplexity" in both
+    assert "ablation-mini: hamiltonian against standard" in both

@@ -1,4 +1,7 @@
-"""Draws the figures of the documentation that show the mathematics: python docs/images/draw.py [FOLDER]"""
+"""Draws figures of the documentation: python docs/images/draw.py [FOLDER]
+
+orbits.svg shows the dynamics, effects.svg the claims that the outcomes in results/lab tested.
+"""
 
 import sys
 from pathlib import Path
@@ -6,8 +9,11 @@ from pathlib import Path
 import torch
 
 from coupledqk import evolve
+from coupledqk.outcome import Outcome, read_all
 from coupledqk.report.chart import Series, line_chart
+from coupledqk.report.claims_chart import claims_chart
 
+RESULTS, ENOUGH = Path(__file__).parents[2] / "results" / "lab", 8
 STEPS, STEP_SIZE, START = 44, 0.3, (1.0, 0.0)
 
 
@@ -25,11 +31,21 @@ def orbit(method: str) -> list[tuple[float, float]]:
     return points
 
 
+def outcomes() -> list[Outcome]:
+    """The outcomes in which some claim was tested with at least `ENOUGH` pairs of seeds."""
+    return [
+        outcome
+        for outcome in read_all(RESULTS)
+        if any(verdict.evidence and min(verdict.evidence.n) >= ENOUGH for verdict in outcome.verdicts)
+    ]
+
+
 def draw(folder: Path) -> None:
     series = [Series("leapfrog", orbit("leapfrog")), Series("Euler", orbit("euler"))]
     title = f"q′ = k, k′ = −tanh(q): {STEPS} steps of {STEP_SIZE}"
     chart = line_chart(series, "query coordinate q", "key coordinate k", title=title)
     (folder / "orbits.svg").write_text(chart, "utf-8")
+    (folder / "effects.svg").write_text(claims_chart(outcomes()) or "", "utf-8")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from ..outcome import Evidence, Finding, Outcome, Verdict
+from ..outcome import Claim, Evidence, Finding, Outcome, Verdict
 from .axis import Axis
 from .chart import MARGIN, STYLE, printable
 from .tables import finding
@@ -13,6 +14,8 @@ from .tables import finding
 WIDTH, ROW, BELOW, LEGEND = 720, 46, 40, 30
 # Text widths assume the larger font used on phones.
 LONGEST_TEXT = 58
+WIDEST = 1.5
+"""Intervals are cut off where they reach further than the largest effect plus this multiple of the median width."""
 
 CIRCLE = "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z"
 LOOKS: dict[Finding, tuple[int, str]] = {
@@ -48,15 +51,16 @@ class _Tested:
 def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
     """Draws every claim that was tested, in the order of the table of claims; None if no claim was tested."""
     rows = [
-        _Tested(f"{outcome.name}: {verdict.claim.text}" if len(outcomes) > 1 else verdict.claim.text, verdict, found)
+        _Tested(
+            f"{outcome.name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else verdict.claim.text, verdict, found
+        )
         for outcome in outcomes
         for verdict in outcome.verdicts
         if (found := verdict.evidence) is not None and all(map(math.isfinite, (found.effect, *found.interval)))
     ]
     if not rows:
         return None
-    published = [row.published for row in rows if row.published is not None]
-    x = Axis.over([0.0, *(end for row in rows for end in row.ends), *published], MARGIN, WIDTH - MARGIN)
+    x = _axis(rows)
     bottom = LEGEND + ROW * len(rows) + MARGIN
     described = "; ".join(f"{row.text}: {row.verdict.finding}, {100 * row.evidence.effect:+.2f}%" for row in rows)
     return printable(
@@ -72,6 +76,23 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
             ]
         )
     )
+
+
+def _axis(rows: Sequence[_Tested]) -> Axis:
+    """An axis with zero, all effects and all published effects. Intervals much wider than most are cut off."""
+    effects = [100 * row.evidence.effect for row in rows]
+    effects += [row.published for row in rows if row.published is not None]
+    ends = [end for row in rows for end in row.ends]
+    limit = max(map(abs, effects)) + WIDEST * median(high - low for low, high in (row.ends for row in rows))
+    return Axis.over([0.0, *effects, *(min(max(end, -limit), limit) for end in ends)], MARGIN, WIDTH - MARGIN)
+
+
+def _contrast(claim: Claim) -> str:
+    """What a claim compares, in few words."""
+    here = f"{claim.variant} against {claim.baseline}"
+    if claim.elsewhere is not None:
+        return f"{here}, less {' against '.join(claim.elsewhere)}"
+    return f"spread of {here}" if claim.kind == "less_variable" else here
 
 
 def _frame(x: Axis, bottom: float) -> str:
@@ -91,13 +112,15 @@ def _frame(x: Axis, bottom: float) -> str:
 def _row(row: _Tested, x: Axis, top: float) -> str:
     """The text of a claim with its finding, and below it the interval."""
     colour, marker = LOOKS[row.verdict.finding]
-    y, (low, high) = top + 34, row.ends
+    y = top + 34
+    low, high = (min(max(x.at(end), x.start), x.end) for end in row.ends)
+    caps = "".join(f"M{end:.1f} {y - 4}v8" for end in (low, high) if x.start < end < x.end)
     text = row.text if len(row.text) <= LONGEST_TEXT else row.text[: LONGEST_TEXT - 1] + "…"
     parts = [
         f'<text class="above" x="{MARGIN}" y="{top + 18}"><title>{html.escape(row.text)}</title>{html.escape(text)}</text>',
         f'<text class="soft end" x="{WIDTH - MARGIN}" y="{top + 18}">{finding(row.verdict)}</text>',
         f'<g style="--colour:var(--colour-{colour})">',
-        f'<path class="line" d="M{x.at(low):.1f} {y}H{x.at(high):.1f}m0-4v8M{x.at(low):.1f} {y - 4}v8"/>',
+        f'<path class="line" d="M{low:.1f} {y}H{high:.1f}{caps}"/>',
         f'<path class="{"hollow" if row.verdict.finding == "inconclusive" else "marks"}" '
         f'd="M{x.at(100 * row.evidence.effect):.1f} {y}{marker}"/></g>',
     ]
