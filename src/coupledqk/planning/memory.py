@@ -171,21 +171,23 @@ def sharded_moments(step: Step) -> list[Memory]:
         workspace=0,
         communication=root + block,
     )
-    last_block = replace(common, loss=step.embedding, workspace=found.workspace, communication=root + 2 * block)
+
+    def block_backward(finished: int) -> Memory:
+        """In the backward pass of a block, after those of `finished` later blocks."""
+        groups = 1 + (finished > 0) + (finished < model.n_layers - 1)
+        return replace(
+            common,
+            gradients=common.gradients or finished * block / step.devices,
+            activations=found.activations - finished * found.block,
+            loss=step.embedding,
+            workspace=found.workspace,
+            communication=root + groups * block,
+        )
+
     return [
         replace(common, copies=found.copies, loss=step.loss),
         replace(common, loss=2 * step.states + 2 * step.embedding),
-        last_block,
-        *(
-            replace(
-                last_block,
-                gradients=common.gradients or finished * block / step.devices,
-                activations=found.activations - finished * found.block,
-                communication=root + 3 * block,
-            )
-            for finished in {1, model.n_layers - 2}
-            if 0 < finished < model.n_layers
-        ),
+        *(block_backward(finished) for finished in {0, 1, model.n_layers - 2} if 0 <= finished < model.n_layers),
         # the weights of the root, their whole gradients and the second gradient of the tied embedding
         replace(
             common,
