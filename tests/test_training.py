@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,29 @@ def test_fp16_scales_the_loss_and_learns(text: Path, tmp_path: Path) -> None:
     newest = Checkpoints(run.path / "checkpoints", keep=2).newest()
     assert newest is not None
     assert torch.load(newest / "state.pt", weights_only=True)["scaler"]["scale"] > 1
+
+
+def test_a_compiled_model_learns_the_same(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    losses = []
+    for compiled in (False, True):
+        config = tiny(text, "hamiltonian", steps=4, compile=compiled)
+        losses.append(run_to(config, tmp_path / str(compiled)).result["best"]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_failing_compiler_ends_the_run_in_one_line(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no C++ compiler found\nand many more lines")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    with pytest.raises(
+        CoupledQKError, match=r"the model cannot be compiled \(.*no C\+\+ compiler found\): install"
+    ) as raised:
+        run_to(tiny(text, "standard", compile=True), tmp_path / "run")
+    assert "\n" not in str(raised.value)
 
 
 def test_step_sizes_and_lambdas_are_logged_per_head(text: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The private parts of PyTorch that this package depends on, in one place: check them when PyTorch changes."""
 
+import sys
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ def inside_torch_func() -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile has been applied to this very module."""
     return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+
+
+def is_compiler_error(error: Exception) -> bool:
+    """Whether torch.compile raised the error. PyTorch's compiler is not loaded for it."""
+    loaded = sys.modules.get("torch._dynamo.exc")
+    return loaded is not None and isinstance(error, loaded.TorchDynamoException)
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

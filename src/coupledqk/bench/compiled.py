@@ -4,10 +4,10 @@ import math
 import time
 
 import torch
-import torch.compiler.config
 from torch import Tensor
 
 from ..errors import CoupledQKError
+from ..training.compilation import first_line, keep_many_models
 from .check import TOLERANCE, errors
 from .contenders import Batch, Contender, Setup, TimedModel
 
@@ -23,9 +23,8 @@ def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: 
 
     With `check`, the loss and gradients are compared with those of the uncompiled model.
     """
-    # All models of a class share one cache of compiled code. A model beyond its size limit would silently run uncompiled.
-    torch.compiler.config.recompile_limit = 64
     expected = loss_and_gradients(model, batch, setup) if check else None
+    keep_many_models()
     model.compile(dynamic=False, backend=BACKEND)
     start = time.perf_counter()
     try:
@@ -36,16 +35,6 @@ def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: 
     if expected is not None:
         require_equal(contender.name, given, expected, 10 * TOLERANCE[setup.precision])
     return seconds
-
-
-def first_line(error: Exception) -> str:
-    """The reason for a failure in one line.
-
-    PyTorch reports a back end's error in two lines: an introduction that ends with a colon, then the error itself.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
-    return f"{type(error).__name__}: {said[:200]}"
 
 
 def loss_and_gradients(model: TimedModel, batch: Batch, setup: Setup) -> dict[str, Tensor]:

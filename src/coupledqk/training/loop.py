@@ -16,6 +16,7 @@ from ..config import RunConfig
 from ..errors import DivergedError
 from ..loss import IGNORED
 from .checkpoints import Checkpoints
+from .compilation import compiler_errors
 from .events import Evaluating, Evaluation, Event, Finished, Saving, Started, Step, Stopped
 from .mesh import SINGLE, Batch, Mesh
 from .optimizer import build_optimizer, lr_at
@@ -73,7 +74,7 @@ def train(
     watch = DivergenceWatch(task.chance_loss, checkpoints)
     done, unvalidated = start, state.get("unvalidated_tokens")  # set if the run was stopped during a validation
     try:
-        with stoppable(fast_model, stop, mesh):
+        with compiler_errors(), stoppable(fast_model, stop, mesh):
             for done in range(start + (unvalidated is None), config.train.steps + 1):
                 last = done == config.train.steps
                 if unvalidated is None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..loss import IGNORED
+from .compilation import keep_many_models
 from .state_files import save_whole
 
 Batch = tuple[Tensor, ...]
@@ -56,7 +57,10 @@ class Mesh:
     def wrap(self, model: nn.Module, compiled: bool) -> nn.Module:
         """Wraps the model for training. The optimizer must be built for `model` afterwards, since its parameters may have been
         replaced."""
-        return cast(nn.Module, torch.compile(model)) if compiled else model
+        if not compiled:
+            return model
+        keep_many_models()
+        return cast(nn.Module, torch.compile(model))
 
     def gradients(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[object]:
         """Context of the forward and backward pass of a micro-batch; the `last` one completes the gradient."""

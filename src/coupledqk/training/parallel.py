@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import CoupledQKError
+from .compilation import keep_many_models
 from .mesh import Mesh, Value
 from .sharded import whole
 from .state_files import save_sharded
@@ -130,8 +131,10 @@ def layers(model: nn.Module) -> list[nn.Module]:
 def compile_layers(model: nn.Module, compiled: bool) -> None:
     """Compiles layers one by one before they are wrapped: communication between layers would break a graph of the whole
     model."""
-    for layer in layers(model) if compiled else ():
-        layer.compile()
+    if compiled:
+        keep_many_models()
+        for layer in layers(model):
+            layer.compile()
 
 
 def _gloo_group(timeout: timedelta) -> dist.ProcessGroup:

@@ -1,0 +1,42 @@
+"""Compilation of models with torch.compile."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import CoupledQKError
+from ..torch_internals import is_compiler_error
+
+RECOMPILE_LIMIT = 64
+
+
+def keep_many_models() -> None:
+    """Lets a process compile many models.
+
+    All models of a class share one cache of compiled code. A model beyond its size limit would silently run uncompiled.
+    """
+    import torch.compiler.config  # loads the compiler, which takes seconds
+
+    torch.compiler.config.recompile_limit = RECOMPILE_LIMIT
+
+
+@contextmanager
+def compiler_errors() -> Iterator[None]:
+    """Reports a failure of torch.compile as an error of one line."""
+    try:
+        yield
+    except Exception as error:
+        if not is_compiler_error(error):
+            raise
+        raise CoupledQKError(
+            f"the model cannot be compiled ({first_line(error)}): install a C++ compiler such as g++, or train without compile"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The reason for a failure in one line.
+
+    PyTorch reports a back end's error in two lines: an introduction that ends with a colon, then the error itself.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    return f"{type(error).__name__}: {said[:200]}"
