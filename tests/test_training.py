@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.exc
 import torch.nn.functional as F
 
 from coupledqk.config import TrainConfig
 from coupledqk.data.batches import valid_batches
 from coupledqk.data.shards import prepare
 from coupledqk.errors import CoupledQKError, DivergedError
+from coupledqk.model import TransformerLM
 from coupledqk.recipes import RECIPES, recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.runs import Run
@@ -159,6 +161,31 @@ def test_a_failing_compiler_ends_the_run_in_one_line(
     ) as raised:
         run_to(tiny(text, "standard", compile=True), tmp_path / "run")
     assert "\n" not in str(raised.value)
+
+
+def test_long_runs_are_compiled_by_default_if_the_machine_can_compile(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+
+    def compile_models(function: object, can: bool = True) -> object:
+        compiled.append(function)
+        if not can:
+            raise torch._dynamo.exc.TorchDynamoException("no C++ compiler found")
+        return function
+
+    def models_compiled(name: str, **settings: object) -> int:
+        compiled.clear()
+        assert run_to(tiny(text, "standard", **settings), tmp_path / name).result
+        return sum(isinstance(each, TransformerLM) for each in compiled)
+
+    monkeypatch.setattr(torch, "compile", compile_models)
+    assert models_compiled("short") == 0
+    monkeypatch.setattr("coupledqk.runs.training.LONG_RUN", 0)
+    assert models_compiled("long") == 1
+    assert models_compiled("refused", compile=False) == 0
+    monkeypatch.setattr(torch, "compile", partial(compile_models, can=False))
+    assert models_compiled("no compiler") == 0
 
 
 def test_step_sizes_and_lambdas_are_logged_per_head(text: Path, tmp_path: Path) -> None:

@@ -368,8 +368,9 @@ class RuntimeConfig:
     """Number of sequences per forward and backward pass; the whole batch by default. Smaller values need less memory."""
     gradient_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more time."""
-    compile: bool = False
-    """Compile the model with torch.compile. With several processes, each layer is compiled on its own."""
+    compile: bool | None = None
+    """Compile the model with torch.compile; with several processes, each layer on its own. By default, language models are
+    compiled that train in one process on a CPU for long enough to repay it."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How the processes that torchrun starts train one model: each holds the whole model (ddp), or a shard of its weights,
     gradients and optimizer state (fsdp). It has no effect in a single process."""

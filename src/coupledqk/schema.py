@@ -276,7 +276,7 @@ def parse_flags(config: object, flags: Sequence[str]) -> dict[str, Any]:
             raise CoupledQKError(f"{flag} is given twice: give it once")
         kind = type_of(config, name)
         has_value = bool(words) and not words[0].startswith("--")
-        if not has_value and kind is not bool:
+        if not has_value and bool not in (kind, *typing.get_args(kind)):
             raise CoupledQKError(f"{flag} has no value: write {flag} VALUE")
         settings[name] = parse(kind, words.pop(0), name) if has_value else True
     return settings

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from ..config import RunConfig, identity
+from ..costs import flops
 from ..errors import CoupledQKError
 from ..provenance import origin
 from ..run_folder import RunFolder, Whole, default_name, variant_name
-from ..schema import flat
+from ..schema import change, flat
 from ..signals import nothing_to_save, stop_on_signals
 from ..tasks.adapt import Adapting
 from ..tasks.glue import SentenceClassification
@@ -27,6 +28,7 @@ from ..terminal import announced, tokenizing
 from ..training import logs, loop
 from ..training.allocator import keep_freed_memory
 from ..training.checkpoints import Checkpoints
+from ..training.compilation import can_compile
 from ..training.events import Consumer, Event, Finished
 from ..training.job import open_mesh, process_device
 from ..training.loop import Task, autocast
@@ -127,7 +129,7 @@ def train_run(
         with ExitStack() as following:
             entered = [logs.RunLog(run, config.train.log_every), *consumers(run)] if mesh.is_first else []
             listeners = [following.enter_context(consumer) for consumer in entered]
-            for event in loop.train(model, task, config, checkpoints, stop, mesh):
+            for event in loop.train(model, task, _decided(config, device, mesh), checkpoints, stop, mesh):
                 run.check_lock()
                 for listen in listeners:
                     listen(event)
@@ -195,6 +197,22 @@ def _refuse_other_data(run: Run, task: RunTask) -> None:
         raise CoupledQKError(
             f"{task.about['corpus']} has changed since {run.path} was started: restore it, or choose another --out"
         )
+
+
+LONG_RUN = 2e14
+"""Number of floating-point operations from which on a run is compiled by default: about half an hour on two cores. Compiling a
+model of 60 million parameters took half a minute and was repaid after 1.2e14 operations (docs/performance.md)."""
+
+
+def _decided(config: RunConfig, device: torch.device, mesh: Mesh) -> RunConfig:
+    """The configuration with a decision on `compile`. Nothing but the configuration and the machine decides, so that a resumed
+    run is compiled if it was before."""
+    if config.runtime.compile is not None:
+        return config
+    train, model = config.train, config.model
+    usual = device.type == "cpu" and mesh.world == 1 and config.task.kind == "lm"
+    work = train.steps * train.batch_size * train.seq_len * flops(model, train.seq_len).training if usual else 0.0
+    return change(config, {"runtime.compile": work >= LONG_RUN and can_compile()})
 
 
 def _describe(run: Run, model: nn.Module, task: RunTask) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from ..errors import CoupledQKError
 from ..torch_internals import is_compiler_error
 
@@ -17,6 +19,17 @@ def keep_many_models() -> None:
     import torch.compiler.config  # loads the compiler, which takes seconds
 
     torch.compiler.config.recompile_limit = RECOMPILE_LIMIT
+
+
+def can_compile() -> bool:
+    """Whether torch.compile works on this machine, found by compiling a small function, which takes seconds."""
+    try:
+        torch.compile(torch.nn.functional.silu)(torch.ones(8))
+    except Exception as error:
+        if not is_compiler_error(error):
+            raise
+        return False
+    return True
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import torch
 
 @dataclass(frozen=True)
 class Started:
-    """Training begins at `step`: 0, or the step of the checkpoint it resumes from. `notes` list skipped checkpoints."""
+    """Training begins at `step`: 0, or the step of the checkpoint it resumes from. `notes` list skipped checkpoints and
+    what makes the first step slow."""
 
     step: int
     device: torch.device

@@ -61,7 +61,9 @@ def train(
     """Trains from the newest checkpoint, or from the given weights, up to the last step or until `stop()` on any process."""
     device = next(model.parameters()).device
     start, state, notes = checkpoints.load_newest(model)
-    fast_model = mesh.wrap(model, config.runtime.compile)
+    fast_model = mesh.wrap(model, bool(config.runtime.compile))
+    if config.runtime.compile:
+        notes = [*notes, "the model is compiled in the first step, which takes half a minute or more"]
     optimizer = build_optimizer(model, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
     best = math.inf
