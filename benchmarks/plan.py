@@ -143,9 +143,10 @@ def report(cases: list[Case], keep_freed: bool) -> str:
         print(lines[-1], file=sys.stderr, flush=True)
     freed = "keeps freed memory as coupledqk train does" if keep_freed else "returns freed memory at once"
     origin = f"{machine()}, torch {versions()['torch']}, 1 thread in each process, commit {commit()}"
+    command = f"`python benchmarks/plan.py{''.join(f' {word}' for word in sys.argv[1:])}`"
     what = f"Peak memory of a process above the baseline, {MICRO_BATCHES} micro-batches in a step, fp32; glibc {freed}."
     summary = f"The ratio of estimate to measurement is between {min(ratios):.3f} and {max(ratios):.3f}."
-    return "\n".join([what, "", origin, "", *lines, "", summary, ""])
+    return "\n".join([what, "", command, "", origin, "", *lines, "", summary, ""])
 
 
 def measured(case: Case, keep_freed: bool) -> float:
