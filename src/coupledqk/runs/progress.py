@@ -22,6 +22,7 @@ class _Progress:
     def __init__(self, bars: Bars, label: str, steps: int, measure: Measure) -> None:
         self.bars, self.label, self.steps, self.measure = bars, label, steps, measure
         self.loss = self.valid = ""
+        self.began: tuple[float, int] | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -30,7 +31,6 @@ class _Progress:
                 if step:
                     self.bars.say(f"{self.label}: resuming from step {step}")
                 self.bar = self.bars.add(self.label, self.steps, step)
-                self.began, self.first_step = time.monotonic(), step
             case Step(step, tokens, loss):
                 self.loss = f"loss {loss:.3f}"
                 self.bars.update(self.bar, step, self.loss, self.valid, *self._speed(step, tokens))
@@ -41,8 +41,13 @@ class _Progress:
                 if not self.bars.drawn:
                     self.bars.say(f"{self.label}  {step}/{self.steps}  {self.valid}")
 
-    def _speed(self, step: int, tokens: int) -> tuple[str, str]:
-        """The time left, and the tokens per second including evaluation."""
-        seconds, done = max(time.monotonic() - self.began, 1e-9), step - self.first_step
+    def _speed(self, step: int, tokens: int) -> tuple[str, ...]:
+        """The time left, and the tokens per second including evaluation. The first step does not count: it may include
+        compiling the model."""
+        now = time.monotonic()
+        if self.began is None:
+            self.began = now, step
+            return ()
+        seconds, done = max(now - self.began[0], 1e-9), step - self.began[1]
         left = seconds / done * (self.steps - step)
         return f"{duration(left)} left", f"{tokens / step * done / seconds:,.0f} tok/s"
