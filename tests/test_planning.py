@@ -222,6 +222,7 @@ def test_the_best_option_fits_and_a_row_more_does_not() -> None:
 )
 def test_a_gpu_is_found_by_its_usual_names(name: str, listed: str) -> None:
     assert find_gpu(name) is GPUS[listed]
+    assert find_gpu(name, 1e12, 8).name == "custom GPU", "its figures are not those of the table"
 
 
 def test_a_model_that_does_not_fit_says_what_would_help() -> None:
@@ -240,10 +241,16 @@ NANO = ("plan", "--recipe", "nano")
     ("words", "said"),
     [
         ((*NANO, "--gpu", "RTX 2080"), "unknown GPU 'RTX 2080': did you mean 'RTX 2080 Ti'"),
+        ((*NANO, "--gpu", "A100"), "unknown GPU 'A100': did you mean 'A100 40GB' or 'A100 80GB'?"),
+        (
+            (*NANO, "--gpu", "RTX 2081"),
+            "unknown GPU 'RTX 2081': did you mean 'RTX 2080 Ti'? choose from RTX 2080 Ti, RTX 3090",
+        ),
         ((*NANO, "--gpus", "0"), "--gpus 0: expected at least 1"),
         ((*NANO, "--gpus", "17"), "17 GPUs cannot share a batch of 16 sequences"),
         ((*NANO, "--utilisation", "40"), "--utilisation 40: expected greater than 0 and at most 1"),
         ((*NANO, "--flops", "1e12"), "give both"),
+        ((*NANO, "--flops", "inf", "--memory", "8"), "--flops inf: expected greater than 0 and finite"),
         ((*NANO, "--flops", "1e12", "--memory", "0"), "--memory 0: expected greater than 0"),
         ((*NANO, "--precision", "bf16"), "RTX 2080 Ti has no bf16"),
         ((*NANO, "--micro-batch", "4"), "--micro-batch is determined by the plan"),

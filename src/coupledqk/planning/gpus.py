@@ -8,6 +8,7 @@ Memory is what the driver reports. On data-centre cards with GDDR6 memory (T4, A
 the nominal size; nvidia-smi reports 15,360, 23,028, 46,068, 23,034 and 46,068 MiB.
 """
 
+import math
 from dataclasses import dataclass
 
 from ..errors import CoupledQKError, unknown
@@ -70,16 +71,20 @@ GPUS: dict[str, GPU] = {
 def find_gpu(name: str, flops: float | None = None, memory_gib: float | None = None) -> GPU:
     """A GPU of the table, or one described by its FLOP/s and memory."""
     for option, value in (("--flops", flops), ("--memory", memory_gib)):
-        if value is not None and not value > 0:
-            raise CoupledQKError(f"{option} {value:g}: expected greater than 0")
+        if value is not None and not 0 < value < math.inf:
+            raise CoupledQKError(f"{option} {value:g}: expected greater than 0 and finite")
+    by_key = {_key(known): gpu for known, gpu in GPUS.items()}
+    key = _key(name)
     if flops is not None and memory_gib is not None:
-        return GPU(name, memory_gib * GIB, flops, flops, flops)
+        return GPU("custom GPU" if key in by_key else name, memory_gib * GIB, flops, flops, flops)
     if flops is not None or memory_gib is not None:
         raise CoupledQKError("--flops and --memory describe a GPU together: give both, or --gpu alone")
-    by_key = {_key(known): gpu for known, gpu in GPUS.items()}
-    if _key(name) not in by_key:
-        raise unknown("GPU", name, GPUS)
-    return by_key[_key(name)]
+    if key in by_key:
+        return by_key[key]
+    models = [gpu.name for other, gpu in by_key.items() if key and other.startswith(key)]
+    if models:
+        raise CoupledQKError(f"unknown GPU {name!r}: did you mean {' or '.join(map(repr, models))}?")
+    raise unknown("GPU", name, GPUS)
 
 
 def _key(name: str) -> str:
