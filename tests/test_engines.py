@@ -18,7 +18,7 @@ import pytest
 from coupledqk.cli import main
 from coupledqk.config import RunConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.lab import engine_ray
+from coupledqk.lab import engine_ray, engine_slurm
 from coupledqk.lab.cells import failure
 from coupledqk.lab.elsewhere import Unheard, torchrun_command, train_elsewhere
 from coupledqk.lab.engine import Message
@@ -196,6 +196,9 @@ def test_a_run_on_a_lost_ray_node_resumes_on_another(
     engine = RayEngine(cluster.address, None, cpus=1)
     try:
         assert engine.free() == 2
+        engine.cpus = 2
+        assert engine.capacity() == 0, "the two cores are on two nodes"
+        engine.cpus = 1
 
         def remove_node(pid: int) -> None:
             (node,) = (node for node in cluster.worker_nodes if raylet(node) == parent(pid))
@@ -206,8 +209,42 @@ def test_a_run_on_a_lost_ray_node_resumes_on_another(
     finally:
         engine.close()
     assert capsys.readouterr().out == ""
-    with pytest.raises(CoupledQKError, match="a run needs 2 CPUs and 0 GPUs, and the Ray cluster has 1 and 0"):
+    with pytest.raises(
+        CoupledQKError, match="a run needs 2 CPUs and 0 GPUs on one node, and the Ray cluster has 1 and 0"
+    ):
         RayEngine(cluster.address, None, cpus=2)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_successive_runs_share_a_process_unless_they_use_gpus(
+    cluster: Any, gpus: int, text: Path, tmp_path: Path
+) -> None:
+    node = cluster.add_node(num_cpus=1, num_gpus=1) if gpus else None  # Ray believes in this GPU
+    engine = RayEngine(cluster.address, None, cpus=1, gpus=gpus)
+    try:
+        first, second = (processes_of_runs(engine, text, tmp_path / name) for name in ("first", "second"))
+    finally:
+        engine.close()
+        if node is not None:
+            cluster.remove_node(node)
+            cluster.wait_for_nodes(SECONDS)
+    assert first.isdisjoint(second) if gpus else first == second
+
+
+def processes_of_runs(engine: RayEngine, text: Path, folder: Path) -> set[int]:
+    """The processes that train as many runs as the cluster trains at a time. The runs are stopped."""
+    runs = [RunFolder(folder / str(number)) for number in range(engine.free())]
+    for run in runs:
+        engine.start(endless(text), run.path)
+    until(lambda: all(last_step(run.path) > 0 for run in runs), "all runs")
+    found = {holder(run) for run in runs}
+    engine.stop()
+
+    def have_ended() -> bool:
+        return all(message.kind in ("step", "interrupted") for message in engine.wait(1.0)) and not engine.running
+
+    until(have_ended, "the end of all runs")
+    return found
 
 
 def raylet(node: Any) -> int:
@@ -274,6 +311,15 @@ def test_the_folder_of_a_run_determines_the_state_of_its_job(jobs: Jobs, text: P
         assert last_message(run.path, "why").kind == "busy"
 
 
+def test_nothing_is_started_on_a_cluster_that_has_shrunk() -> None:
+    engine = Jobs(None, 3, 1, 0)
+    assert engine.free() == 3
+    engine.running = {Path("one"): None, Path("two"): None}
+    assert engine.free() == 1
+    engine.jobs = 1
+    assert engine.free() == 0
+
+
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     assert last_step(tmp_path) == 0
     log = tmp_path / "metrics.jsonl"
@@ -326,6 +372,35 @@ def test_what_slurm_is_asked_for() -> None:
     assert [minutes_of(time) for time in ("90", "4:00:00", "0:00:30", "2-12:30:00", "1:30")] == [90, 240, 1, 3630, 90]
 
 
+def fake_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **exit_codes: int) -> None:
+    """Commands of a Slurm that prints two lines to standard error and nothing else."""
+    for name in ("sbatch", "srun", "sinfo", "squeue", "scancel"):
+        script = (
+            f"#!/bin/sh\necho 'error: two lines' >&2\necho 'fatal: {name} failed' >&2\nexit {exit_codes.get(name, 0)}\n"
+        )
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_a_slurm_that_does_not_answer_or_refuses_is_reported_in_one_line(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_slurm(tmp_path, monkeypatch, sinfo=1)
+    with pytest.raises(CoupledQKError, match=r"Slurm does not answer on this machine \(fatal: sinfo failed\)"):
+        SlurmEngine.open(tmp_path / "jobs", None, 1, 0, None, 60)
+    fake_slurm(tmp_path, monkeypatch, sbatch=1, squeue=1)
+    engine = SlurmEngine.open(tmp_path / "jobs", None, 1, 0, None, 60)
+    with pytest.raises(CoupledQKError, match="Slurm refused the job of run: error: two lines fatal: sbatch failed"):
+        engine.start(tiny(text), tmp_path / "run")
+    assert not engine.look()
+    monkeypatch.setattr(engine_slurm, "SILENCE_SECONDS", -1.0)
+    engine.next_look = 0.0
+    with pytest.raises(CoupledQKError, match=r"Slurm has not answered for .* \(fatal: squeue failed\)"):
+        engine.look()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_port_without_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_ray, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -341,6 +416,13 @@ def test_a_port_without_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         answering.join()
     with pytest.raises(CoupledQKError, match="no Ray cluster answers"):
         engine_ray.check_address(f"127.0.0.1:{port}")
+
+
+def test_what_ray_writes_while_it_connects_is_discarded(capfd: pytest.CaptureFixture[str]) -> None:
+    with engine_ray.silent_libraries():
+        os.write(2, b"a warning from C++\n")
+    os.write(2, b"an error\n")
+    assert capfd.readouterr().err == "an error\n"
 
 
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None: ...
@@ -367,6 +449,7 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--engine ray --address 127.0.0.1:1", nothing, "no Ray cluster answers at 127.0.0.1:1"),
         ("--engine ray --address nowhere.invalid:6379", nothing, "no Ray cluster answers at nowhere.invalid:6379"),
         ("--engine ray --address head", nothing, "--address head: expected HOST:PORT"),
+        ("--engine ray --address ray://head:10001", nothing, "--address ray://head:10001: expected HOST:PORT"),
         (
             "--engine ray --partition gpu",
             nothing,

@@ -39,7 +39,10 @@ def test_a_grid_computes_what_this_machine_computes(text: Path, tmp_path: Path) 
         assert trained_bits(run) == trained_bits(run_to(run.config, tmp_path / f"here/{run.path.name}"))
 
 
-def test_a_job_that_slurm_refuses_is_reported_in_one_line(text: Path, tmp_path: Path) -> None:
+def test_a_job_that_slurm_refuses_is_reported_in_one_line(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = SlurmEngine.open(tmp_path / "jobs", None, 1, 0, "nowhere", 60)
     with pytest.raises(CoupledQKError, match=r"Slurm refused the job of run: .*invalid partition"):
         engine.start(tiny(text), tmp_path / "run")
+    assert capsys.readouterr().err == ""

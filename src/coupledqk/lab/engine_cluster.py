@@ -49,7 +49,7 @@ class ClusterEngine(ABC):
     def close(self) -> None: ...
 
     def free(self) -> int:
-        return max(1, self.capacity()) - len(self.running)
+        return max(0, max(1, self.capacity()) - len(self.running))  # a cluster may shrink
 
     def start(self, config: RunConfig, folder: Path) -> None:
         plugin = config.plugin.path if config.plugin else None

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -37,25 +38,31 @@ class RayEngine(ClusterEngine):
             total = self.ray.cluster_resources()
             super().__init__(cpus, int(wants_gpu and total.get("GPU", 0) >= 1) if gpus is None else gpus)
             if jobs is None and not self.capacity():
+                there = f"{total.get('CPU', 0):g} and {total.get('GPU', 0):g}"
                 raise CoupledQKError(
-                    f"a run needs {cpus} CPUs and {self.gpus} GPUs, and the Ray cluster has {total.get('CPU', 0):g} and "
-                    f"{total.get('GPU', 0):g}: lower --cpus-per-run or --gpus-per-run, or give --jobs if it will grow"
+                    f"a run needs {cpus} CPUs and {self.gpus} GPUs on one node, and the Ray cluster has {there} in all: lower "
+                    "--cpus-per-run or --gpus-per-run, or give --jobs if it will grow"
                 )
             check_nodes(self.ray, cpus)
         except BaseException:
             self.ray.shutdown()
             raise
+        # Ray keeps a process for the next run, so that PyTorch is imported once, but not if its runs use GPUs: the next run may
+        # be given another GPU. It knows this only if the GPUs are given here instead of in `options`.
+        self.train = self.ray.remote(num_cpus=cpus, num_gpus=self.gpus, max_retries=RETRIES)(train_task)
 
     def capacity(self) -> int:
         if self.jobs is not None:
             return self.jobs
-        total = self.ray.cluster_resources()
-        by_cpu = int(total.get("CPU", 0)) // self.cpus
-        return min(by_cpu, int(total.get("GPU", 0)) // self.gpus) if self.gpus else by_cpu
+        return sum(self._fitting(node["Resources"]) for node in self.ray.nodes() if node["Alive"])
+
+    def _fitting(self, resources: dict[str, float]) -> int:
+        """Number of runs that a node can train at a time."""
+        by_cpu = int(resources.get("CPU", 0)) // self.cpus
+        return min(by_cpu, int(resources.get("GPU", 0)) // self.gpus) if self.gpus else by_cpu
 
     def submit(self, job: dict[str, Any], name: str) -> Any:
-        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": RETRIES, "name": name}
-        return self.ray.remote(train_task).options(**options).remote(job)
+        return self.train.options(name=name).remote(job)
 
     def pause(self, seconds: float) -> None:
         if self.running:
@@ -160,10 +167,12 @@ def connect(address: str | None) -> ModuleType:
         check_address(address)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+        with silent_libraries():
+            ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = next(filter(None, str(error).strip().splitlines()), type(error).__name__)
-        raise CoupledQKError(f"cannot use Ray at {address or 'this machine'}: {reason}") from None
+        advice = ": give HOST:PORT of a head node, as `ray start --head` prints it" if address else ""
+        raise CoupledQKError(f"cannot use Ray at {address or 'this machine'} ({reason.rstrip('.')}){advice}") from None
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the process before runs are saved
     # Ray prints pages about lost nodes to standard output, where the result of a command goes; retries are its normal work
@@ -172,10 +181,24 @@ def connect(address: str | None) -> ModuleType:
     return ray
 
 
+@contextlib.contextmanager
+def silent_libraries() -> Iterator[None]:
+    """Discards standard error: Ray's C++ code writes a warning there every second until it gives up connecting."""
+    sys.stderr.flush()
+    before, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(null)
+
+
 def check_address(address: str) -> None:
     """Raises if nothing that could be Ray answers: Ray itself would try for minutes and end the process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
         raise CoupledQKError(f"--address {address}: expected HOST:PORT of a Ray head node, such as 10.0.0.5:6379")
     what_to_do = (
         "start Ray with `ray start --head`, check the address, or leave --address out to use this machine alone"

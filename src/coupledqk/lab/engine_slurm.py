@@ -1,6 +1,7 @@
 """Runs as Slurm jobs, submitted by submitit: needs `pip install 'coupledqk[slurm]'`. Torch-free in the scheduling process."""
 
 import contextlib
+import io
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,11 @@ SIGNAL_SECONDS = 90
 REQUEUES = 100
 """How often a run may reach the time limit of its job; it resumes each time."""
 SQUEUE_SECONDS = 5.0
+"""Time between two looks at Slurm's queue."""
+ANSWER_SECONDS = 60.0
+"""Time that a command of Slurm may take."""
+SILENCE_SECONDS = 1800.0
+"""Time without an answer of Slurm after which waiting for its jobs is given up."""
 
 
 class SlurmEngine(ClusterEngine):
@@ -30,6 +36,7 @@ class SlurmEngine(ClusterEngine):
         super().__init__(cpus, gpus)
         self.executor, self.jobs = executor, JOBS if jobs is None else jobs
         self.next_look, self.queued = 0.0, set[str]()
+        self.last_answer = time.monotonic()
 
     @classmethod
     def open(
@@ -42,6 +49,12 @@ class SlurmEngine(ClusterEngine):
                 "Slurm is not installed on this machine (there is no sbatch): start the command on a login node of the "
                 "cluster, or choose --engine local or ray"
             )
+        answered, said = ask("sinfo", "--noheader")
+        if not answered:
+            raise CoupledQKError(
+                f"Slurm does not answer on this machine ({said}): start the command on a login node of the cluster, or "
+                "choose --engine local or ray"
+            )
         executor = submitit.SlurmExecutor(folder.absolute() / "%j", max_num_timeout=REQUEUES)
         executor.update_parameters(**job_parameters(cpus, gpus, partition, minutes))
         return cls(executor, jobs, cpus, gpus)
@@ -51,7 +64,8 @@ class SlurmEngine(ClusterEngine):
 
     def submit(self, job: dict[str, Any], name: str) -> Any:
         try:
-            return self.executor.submit(Training(job))
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit also prints what it raises
+                return self.executor.submit(Training(job))
         except Exception as error:  # submitit raises its own FailedJobError with what sbatch has printed
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CoupledQKError(f"Slurm refused the job of {name}: {reason}") from None
@@ -67,11 +81,17 @@ class SlurmEngine(ClusterEngine):
         """Asks Slurm which jobs it has, every few seconds. Whether it has answered."""
         if time.monotonic() < self.next_look:
             return False
-        self.next_look = time.monotonic() + SQUEUE_SECONDS
-        command = ["squeue", "--me", "--noheader", "--format=%i"]
-        answer = subprocess.run(command, capture_output=True, text=True)
-        self.queued = set(answer.stdout.split())
-        return answer.returncode == 0
+        answered, said = ask("squeue", "--me", "--noheader", "--format=%i")
+        now = time.monotonic()
+        self.next_look = now + SQUEUE_SECONDS
+        if answered:
+            self.queued, self.last_answer = set(said.split()), now
+        elif now - self.last_answer > SILENCE_SECONDS:
+            raise CoupledQKError(
+                f"Slurm has not answered for {SILENCE_SECONDS / 60:.0f} minutes ({said}): run the same command again "
+                "when it does; runs resume from their last checkpoints"
+            )
+        return answered
 
     def is_queued(self, job: Any) -> bool:
         """Whether a job waits or runs; one that was requeued does."""
@@ -158,7 +178,18 @@ def import_submitit() -> Any:
 
 
 def scancel(*arguments: str) -> None:
-    subprocess.run(["scancel", *arguments], capture_output=True)
+    ask("scancel", *arguments)
+
+
+def ask(*command: str) -> tuple[bool, str]:
+    """Whether a command of Slurm has succeeded, and what it has printed; if it has failed, the last line of its errors."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False, f"{command[0]}: no answer within {ANSWER_SECONDS:.0f} s"
+    if answer.returncode == 0:
+        return True, answer.stdout
+    return False, (answer.stderr.strip().splitlines() or [f"{command[0]}: exit code {answer.returncode}"])[-1]
 
 
 def last_line(path: Path) -> str | None:
