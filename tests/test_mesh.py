@@ -216,6 +216,22 @@ def test_a_killed_process_ends_the_job_in_one_line_and_torchrun_resumes_it(text:
     assert_same_training(run_to(config, tmp_path / "one"), run, 1e-5)
 
 
+def test_a_mistake_in_the_command_is_reported_by_the_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    command = ["train", "--steps", "-1", "--out", str(tmp_path / "run")]
+    done = torchrun("-m", "coupledqk", *command)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("coupledqk: ")]
+    assert done.returncode != 0
+    assert len(lines) == 1, done.stderr
+    assert "steps=-1" in lines[0]
+    monkeypatch.setenv("RANK", "1")  # of a job whose first process has not found it
+    monkeypatch.setattr("coupledqk.cli.train.SECONDS_FOR_FIRST", 0.0)
+    with pytest.raises(SystemExit):
+        main(command)
+    assert capsys.readouterr().err == f"{lines[0]}\n"
+
+
 def test_sharding_without_torchrun_is_refused(text: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "config.toml").write_text(to_toml(tiny(text)))
     with pytest.raises(SystemExit) as end:

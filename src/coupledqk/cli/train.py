@@ -1,9 +1,13 @@
 """coupledqk train"""
 
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import DataConfig
+from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
 from ..report.listing import results_table
 from ..run_folder import RunFolder, default_name
@@ -11,6 +15,9 @@ from ..schema import change, parse_flags, to_toml
 from ..signals import advise
 from ..terminal import is_first_process
 from .settings import WithSettings, settings_help
+
+SECONDS_FOR_FIRST = 5.0
+"""Time after which another process reports an error that the first process of its job has not found."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +49,8 @@ class Train(WithSettings):
     """Print the complete configuration and exit."""
 
     def run(self, flags: list[str]) -> None:
-        if self.resume is not None:
-            if self.recipe != "nano" or self.variant != "standard" or self.config or self.out:
-                raise CoupledQKError(
-                    "--resume takes its settings from the run: leave out --recipe, --variant, --config, --out"
-                )
-            config, out = RunFolder.open(self.resume).config, self.resume
-            config = change(config, parse_flags(config, flags))
-        else:
-            config = self.run_config(flags)
-            out = self.out or Path("runs") / default_name(config)
+        with reported_by_first():
+            config, out = self._settings(flags)
         if self.dry_run:
             print(to_toml(config), end="")
             return
@@ -64,6 +63,30 @@ class Train(WithSettings):
             return
         hint = f": try `coupledqk generate {run.path} --prompt 'def '`" if isinstance(config.task, DataConfig) else ""
         print(f"{results_table([run])}\n\n{run.path}{hint}")
+
+    def _settings(self, flags: list[str]) -> tuple[RunConfig, Path]:
+        """The configuration of the run and its folder."""
+        if self.resume is None:
+            config = self.run_config(flags)
+            return config, self.out or Path("runs") / default_name(config)
+        if self.recipe != "nano" or self.variant != "standard" or self.config or self.out:
+            raise CoupledQKError(
+                "--resume takes its settings from the run: leave out --recipe, --variant, --config, --out"
+            )
+        config = RunFolder.open(self.resume).config
+        return change(config, parse_flags(config, flags)), self.resume
+
+
+@contextlib.contextmanager
+def reported_by_first() -> Iterator[None]:
+    """Lets the first process of a job report an error that all processes find: torchrun ends the others while they wait."""
+    try:
+        yield
+    except CoupledQKError:
+        if not is_first_process():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(SECONDS_FOR_FIRST)
+        raise
 
 
 Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"
