@@ -1,13 +1,14 @@
 """What an engine costs: the start of a grid, and the training of its runs, with Ray and with the local pool.
 
 The same runs are trained by worker processes of the local pool and as tasks of a Ray that is started on this machine, in turn
-for several rounds. Start is the time until the first run is being trained; the rest is the cost of the grid. Each run has one
-thread, and both engines train as many runs at a time. The tokens are prepared before anything is timed.
+for several rounds. The time of a grid has three parts: the start, until the first run has taken a step; training, until the
+last run has finished; and the end, until the engine has stopped. Start and end do not depend on the length of the runs. Each
+run has one thread, and both engines train as many runs at a time. The tokens are prepared before anything is timed.
 
     python benchmarks/engines.py --save results/bench
     python benchmarks/engines.py --runs 4 --steps 50 --rounds 1
 
-About 20 minutes on two quiet cores; on a machine that does something else the figures mean nothing.
+About 15 minutes on two quiet cores, with runs of one minute; on a machine that does something else the figures mean nothing.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import datetime
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,32 +32,39 @@ from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.measure import PERPLEXITY
 from coupledqk.provenance import available_cores, commit, machine, versions
 from coupledqk.recipes import recipe
+from coupledqk.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
 class Times:
     start: float
     """Seconds until the first run is being trained."""
-    rest: float
+    training: float
     """Seconds from then until the last run is finished."""
+    end: float
+    """Seconds from then until the engine has stopped."""
 
 
-class FirstStep(Silent):
-    """Notes when the first run has taken a step."""
+class Clock(Silent):
+    """Notes when the first run has taken a step and when the last run has ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.at: float | None = None
+        self.first_step: float | None = None
+        self.last_end = 0.0
 
     def step(self, cell: Cell, step: int) -> None:
-        if step and self.at is None:
-            self.at = time.perf_counter()
+        if step and self.first_step is None:
+            self.first_step = time.perf_counter()
+
+    def ended(self, cell: Cell, run: RunFolder, how: str, error: str | None) -> None:
+        self.last_end = time.perf_counter()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=available_cores())
     parser.add_argument("--save", type=Path, help="folder for DATE-engines.md")
@@ -83,7 +91,8 @@ def main() -> None:
 
 
 def plan_of(out: Path, n_runs: int, steps: int) -> Plan:
-    settings: dict[str, Any] = {"steps": steps, "eval_every": steps, "log_every": 1, "threads": 1, "device": "cpu"}
+    settings: dict[str, Any] = {"steps": steps, "eval_every": steps, "log_every": 1}
+    settings |= {"threads": 1, "device": "cpu", "compile": False}
     cells = tuple(
         Cell("hamiltonian", seed, recipe("mini", "hamiltonian", seed=seed, **settings)) for seed in range(n_runs)
     )
@@ -92,20 +101,25 @@ def plan_of(out: Path, n_runs: int, steps: int) -> Plan:
 
 
 def timed(plan: Plan, open_engine: Callable[[], Engine]) -> Times:
-    overview, began = FirstStep(), time.perf_counter()
+    clock, began = Clock(), time.perf_counter()
     queue = Queue.of([plan])
-    run_queue(queue, open_engine(), overview)
-    ended = time.perf_counter()
+    run_queue(queue, open_engine(), clock)
+    stopped = time.perf_counter()
     assert not queue.troubles, queue.troubles
-    assert overview.at is not None
-    return Times(overview.at - began, ended - overview.at)
+    assert clock.first_step is not None
+    return Times(clock.first_step - began, clock.last_end - clock.first_step, stopped - clock.last_end)
 
 
 def described(found: dict[str, list[Times]], options: argparse.Namespace) -> str:
-    starts = {name: median(times.start for times in all_times) for name, all_times in found.items()}
-    ratios = [ray.rest / local.rest for ray, local in zip(found["ray"], found["local"], strict=True)]
+    pairs = list(zip(found["ray"], found["local"], strict=True))
+    start, end = (
+        median(ray.start - local.start for ray, local in pairs),
+        median(ray.end - local.end for ray, local in pairs),
+    )
+    ratio = median(ray.training / local.training for ray, local in pairs)
+    whole = median(sum(astuple(ray)) / sum(astuple(local)) for ray, local in pairs)
     rows = [
-        f"| {name} | {number} | {times.start:.1f} | {times.rest:.1f} |"
+        f"| {name} | {number} | {times.start:.1f} | {times.training:.1f} | {times.end:.1f} |"
         for name, all_times in found.items()
         for number, times in enumerate(all_times, 1)
     ]
@@ -114,12 +128,12 @@ def described(found: dict[str, list[Times]], options: argparse.Namespace) -> str
             f"{options.runs} runs of {options.steps} steps (mini, hamiltonian), {options.jobs} at a time, one thread each.",
             f"{machine()}; {versions()}; commit {commit()}.",
             "",
-            "| engine | round | start (s) | rest (s) |",
-            "| --- | --: | --: | --: |",
+            "| engine | round | start (s) | training (s) | end (s) |",
+            "| --- | --: | --: | --: | --: |",
             *rows,
             "",
-            f"Ray adds {starts['ray'] - starts['local']:.1f} s to the start and {100 * (median(ratios) - 1):+.1f}% to the rest "
-            "(medians).",
+            f"Ray adds {start:.1f} s to the start, {100 * (ratio - 1):+.1f}% to training and {end:.1f} s to the end, "
+            f"{100 * (whole - 1):+.1f}% in all (medians over rounds).",
         ]
     )
 
