@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from couplable import coupled, fresh, logits, tiny_config, tokens, transformers, wake
+from couplable import TOWERS, coupled, fresh, logits, tiny_config, tokens, transformers, wake
 from coupledqk import CoupledQKError
 from coupledqk.coupling.adapters import load_coupling, merge_coupling, save_coupling
 from coupledqk.coupling.checkpoints import LostCouplingWarning, guard_checkpoints, load_coupled
@@ -182,6 +182,22 @@ def test_an_adapter_carries_the_coupling_that_it_was_trained_with_even_if_frozen
         loaded.load_adapter(tmp_path / "other", "other")
 
 
+def test_an_adapter_added_by_transformers_carries_the_coupling_too(tmp_path: Path) -> None:
+    """`add_adapter` freezes the coupling, and `save_pretrained` then writes the adapter alone."""
+    peft: Any = pytest.importorskip("peft")
+    ids, loaded = tokens(2, 9), fresh()
+    for folder, model in {"one": coupled(), "other": wake(coupled())}.items():
+        model.add_adapter(peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
+        model.save_pretrained(tmp_path / folder)
+        loaded = couple(fresh())
+        loaded.load_adapter(str(tmp_path / folder))
+        assert torch.equal(logits(loaded, ids), logits(model, ids))
+    with pytest.raises(CoupledQKError, match=r"the adapter has weights of a coupling .* couple the model"):
+        fresh().load_adapter(str(tmp_path / "one"))
+    with pytest.raises(CoupledQKError, match="trained with another coupling than the one that is loaded already"):
+        loaded.load_adapter(str(tmp_path / "one"), adapter_name="second")
+
+
 def test_transformers_own_load_adapter_loads_a_coupling(tmp_path: Path) -> None:
     expected = logits(saved_lora(tmp_path), tokens(2, 9))
     model = couple(fresh())
@@ -339,6 +355,45 @@ def test_the_mark_is_kept_when_an_inner_model_was_coupled(tmp_path: Path) -> Non
     wake(model).save_pretrained(tmp_path)
     assert not hasattr(model.config, "coupledqk")
     assert torch.equal(logits(load_coupled(tmp_path), ids), logits(model, ids))
+
+
+def test_damaged_and_missing_weights_of_a_coupled_model_are_one_line(tmp_path: Path) -> None:
+    coupled().save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(
+        CoupledQKError, match=r"weights of .* cannot be read \(.*deserializing header.*save the model again"
+    ):
+        load_coupled(tmp_path)
+    weights.unlink()
+    with pytest.raises(CoupledQKError, match=r"weights of .* cannot be read \(.*no file named model\.safetensors"):
+        load_coupled(tmp_path)
+
+
+def test_a_configuration_that_names_no_attention_module_is_one_line(tmp_path: Path) -> None:
+    model = fresh()
+    couple(model.model)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for modules, reason in {
+        ("model.layers.7.self_attn",): r"LlamaForCausalLM has no module 'model\.layers\.7\.self_attn' to couple",
+        ("model.norm",): "its LlamaRMSNorm does not use transformers' attention interface",
+        3: r"config\.json: coupledqk\.modules=3: expected a list",
+    }.items():
+        config["coupledqk"]["modules"] = modules
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CoupledQKError, match=reason):
+            load_coupled(tmp_path)
+
+
+def test_parts_that_are_coupled_with_different_settings_are_not_saved_together(tmp_path: Path) -> None:
+    text, image = TOWERS["clip_text_model"][1], TOWERS["clip_vision_model"][1]
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=image, projection_dim=16))
+    couple(model.text_model, n_steps=1)
+    couple(model.vision_model, n_steps=2)
+    for save in (save_coupling, type(model).save_pretrained):
+        with pytest.raises(CoupledQKError, match="coupled with different settings: save each part on its own"):
+            save(model, tmp_path)
 
 
 def test_a_checkpoint_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> None:

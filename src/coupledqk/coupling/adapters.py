@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from ..errors import CoupledQKError
 from ..files import atomic_path, read_toml, write_atomic
-from .couple import Verify, attach_verified, build_couplings, check_materialized, require_coupled
+from .couple import (
+    Verify,
+    attach_verified,
+    build_couplings,
+    check_materialized,
+    common_dynamics,
+    require_coupled,
+)
 from .settings import BUFFER, from_table, to_table
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ def save_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> None
     from safetensors.torch import save_file
 
     modules = require_coupled(model)
-    dynamics = next(iter(modules.values())).coupling_dynamics
+    dynamics = common_dynamics(modules)
     with torch.no_grad():
         tensors = _tensors({name: module.coupling for name, module in modules.items()})
     with atomic_path(Path(folder) / WEIGHTS) as temporary:

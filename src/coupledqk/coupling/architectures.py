@@ -1,6 +1,7 @@
 """Finds the attention modules of a model that can be coupled, the reasons why others cannot, and the shapes of their heads."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -46,15 +47,24 @@ def tower(model: "PreTrainedModel") -> "PreTrainedModel":
     return model.get_decoder() if config.get_text_config(decoder=True) is not config else model
 
 
-def attention_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
-    """Every softmax attention module by name. Raises unless all of them can be coupled.
+def attention_modules(model: "PreTrainedModel", names: Sequence[str] | None = None) -> dict[str, nn.Module]:
+    """Every softmax attention module by name, or those with the given names. Raises unless all of them can be coupled.
 
     Linear-attention and state-space layers have no attention scores; they are not changed.
     """
-    inside = {id(module) for module in tower(model).modules()}
-    found: dict[str, nn.Module] = {
-        name: module for name, module in model.named_modules() if id(module) in inside and _is_softmax_attention(module)
-    }
+    if names is None:
+        inside = {id(module) for module in tower(model).modules()}
+        found: dict[str, nn.Module] = {
+            name: module
+            for name, module in model.named_modules()
+            if id(module) in inside and _is_softmax_attention(module)
+        }
+    else:
+        found = {name: module for name, module in model.named_modules() if name in names}
+        if missing := set(names) - found.keys():
+            raise CoupledQKError(
+                f"{type(model).__name__} has no module {min(missing)!r} to couple: save the model again"
+            )
     for name, module in found.items():
         obstacle = _obstacle(name, module)
         if obstacle:

@@ -11,8 +11,9 @@ import torch
 
 from ..config import DynamicsConfig
 from ..errors import CoupledQKError
+from ..schema import decode
 from .architectures import attention_modules
-from .couple import Verify, attach, build_couplings, coupled_modules, verify_attached
+from .couple import Verify, attach, build_couplings, common_dynamics, coupled_modules, verify_attached
 from .settings import BUFFER, from_table, record, to_table
 from .versions import require_transformers
 
@@ -34,17 +35,23 @@ def load_coupled(folder: str | PathLike[str], *, verify: Verify = "auto", **kwar
     `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, revision, ...
     """
     require_transformers()
+    from safetensors import SafetensorError
+
     kind, table = _read_config(folder, kwargs)
     dynamics = from_table(table, f"{folder}: config.json")
+    names = decode(tuple[str, ...] | None, table.get("modules"), f"{folder}: config.json: {MARK}.modules")
 
     # Coupled as soon as it is built, the model takes the coupling's weights from the files like any others.
     def build_coupled(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
-        attach(self, build_couplings(self, dynamics, table.get("modules")), dynamics)
+        attach(self, build_couplings(self, dynamics, names), dynamics)
 
     coupled = type(kind.__name__, (kind,), {"__init__": build_coupled, "__module__": kind.__module__})
     try:
         model, info = coupled.from_pretrained(folder, output_loading_info=True, **kwargs)
+    except (OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise CoupledQKError(f"the weights of {folder} cannot be read ({reason}): save the model again") from None
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
@@ -104,12 +111,7 @@ def marked(model: "PreTrainedModel") -> Iterator[None]:
     if not modules:
         yield
         return
-    dynamics = next(iter(modules.values())).coupling_dynamics
-    if any(module.coupling_dynamics != dynamics for module in modules.values()):
-        raise CoupledQKError(
-            "parts of this model are coupled in different ways, which config.json cannot say: save the parts"
-        )
-    table = {**to_table(dynamics), "load_with": "coupledqk.hf.load_coupled"}
+    table = {**to_table(common_dynamics(modules)), "load_with": "coupledqk.hf.load_coupled"}
     if not _is_default(model, list(modules)):
         table["modules"] = list(modules)
     setattr(model.config, MARK, table)

@@ -6,6 +6,7 @@ RoPE. It starts as the exact identity, so the output of the model does not chang
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -95,12 +96,12 @@ def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
 
 
 def build_couplings(
-    model: "PreTrainedModel", dynamics: DynamicsConfig, names: list[str] | None = None
+    model: "PreTrainedModel", dynamics: DynamicsConfig, names: Sequence[str] | None = None
 ) -> dict[str, nn.Module]:
     """A coupling for each attention module, or for those given by name, in its dtype and on its device. They are not
     attached."""
     check_model(model)
-    modules = attention_modules(model) if names is None else {name: model.get_submodule(name) for name in names}
+    modules = attention_modules(model, names)
     if any(map(is_coupled, modules.values())):
         raise CoupledQKError(f"this {type(model).__name__} is coupled already: call uncouple(model) first")
     couplings = {}
@@ -133,6 +134,14 @@ def require_coupled(model: "PreTrainedModel") -> dict[str, Any]:
     if not found:
         raise CoupledQKError(f"this {type(model).__name__} is not coupled: call couple(model) first")
     return found
+
+
+def common_dynamics(modules: dict[str, Any]) -> DynamicsConfig:
+    """The dynamics of coupled modules. Raises if they differ, because files contain one table of settings."""
+    dynamics = next(iter(modules.values())).coupling_dynamics
+    if any(module.coupling_dynamics != dynamics for module in modules.values()):
+        raise CoupledQKError("parts of this model are coupled with different settings: save each part on its own")
+    return dynamics
 
 
 def is_coupled(module: nn.Module) -> bool:

@@ -51,22 +51,22 @@ def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def check_other_adapters(model: Any, weights: dict[str, Tensor]) -> None:
     """A coupling outside `modules_to_save` belongs to the model and is shared by all adapters, which must agree on it."""
-    if len(getattr(model, "peft_config", ())) < 2:
-        return
-    own = model.state_dict()
+    own = {_plain(name): tensor for name, tensor in model.state_dict().items() if _INFIX in name}
     for name, tensor in weights.items():
-        if _INFIX in name and name in own and not torch.equal(tensor.to(own[name]), own[name]):
+        loaded = own.get(_plain(name))
+        if loaded is not None and not torch.equal(tensor.to(loaded), loaded):
             raise CoupledQKError(
                 f"the adapter was trained with another coupling than the one that is loaded already ({name} differs): load it "
                 "into a model of its own"
             )
 
 
-def guard_load_adapter() -> None:
-    """The same for transformers' own `model.load_adapter`, which reads the files itself."""
+def guard_transformers() -> None:
+    """The same for the adapter methods of transformers' own models, which do not go through a PeftModel."""
     from transformers import PreTrainedModel
 
     load: Any = PreTrainedModel.load_adapter
+    collect: Any = PreTrainedModel.get_adapter_state_dict  # called by save_pretrained
     if hasattr(load, "guards_couplings"):
         return
 
@@ -78,10 +78,18 @@ def guard_load_adapter() -> None:
         if weights is None and peft_model_id is not None:
             weights = load_peft_weights(str(peft_model_id), device="cpu", **(kwargs.get("adapter_kwargs") or {}))
         check_adapter(self, weights or {})
+        if getattr(self, "peft_config", None):
+            check_other_adapters(self, weights or {})
         return load(self, peft_model_id, *args, **kwargs)
+
+    @functools.wraps(collect)
+    def get_adapter_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        saved = collect(self, *args, **kwargs)
+        return saved | frozen_couplings(self, saved)
 
     load_adapter.guards_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
     PreTrainedModel.load_adapter = load_adapter
+    PreTrainedModel.get_adapter_state_dict = get_adapter_state_dict
 
 
 def _plain(name: str) -> str:
@@ -90,7 +98,7 @@ def _plain(name: str) -> str:
 
 def guard_peft() -> None:
     """Guards PEFT's loading now or, if PEFT is not imported yet, when it is imported."""
-    guard_load_adapter()
+    guard_transformers()
     if _MODULE in sys.modules:
         _guard(sys.modules[_MODULE])
     elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
@@ -105,7 +113,8 @@ def _guard(peft_model: Any) -> None:
     @functools.wraps(load)
     def set_peft_model_state_dict(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         check_adapter(model, weights)
-        check_other_adapters(model, weights)
+        if len(getattr(model, "peft_config", ())) > 1:  # this adapter is among them
+            check_other_adapters(model, weights)
         return load(model, weights, *args, **kwargs)
 
     collect = peft_model.get_peft_model_state_dict
