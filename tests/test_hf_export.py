@@ -1,5 +1,6 @@
 """Exporting a run to transformers and importing it: nothing is lost, and outdated results are not claimed."""
 
+import functools
 import json
 import os
 import shutil
@@ -150,6 +151,17 @@ def test_export_pushes_the_whole_folder(exported, tmp_path: Path, monkeypatch, c
         CoupledQKError, match=r"is written, but stranger/name cannot be uploaded \(403 Forbidden\): log in"
     ):
         push_export(folder, "stranger/name")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(exported, monkeypatch) -> None:
+    from huggingface_hub import HfApi
+
+    _, folder = exported
+    nowhere = functools.partial(HfApi, endpoint="http://127.0.0.1:9", token="hf_none")
+    monkeypatch.setattr("huggingface_hub.HfApi", nowhere)
+    with pytest.raises(CoupledQKError, match=r"is written, but user/name cannot be uploaded \(.+\): log in") as error:
+        push_export(folder, "user/name")
+    assert "\n" not in str(error.value)
 
 
 def test_prompts_are_padded_on_the_left(exported) -> None:

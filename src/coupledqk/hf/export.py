@@ -95,16 +95,16 @@ def export_run(run: Run, folder: Path) -> None:
 def push_export(folder: Path, repository: str) -> str:
     """Uploads an exported folder to the hub, with the account that huggingface_hub is logged in with; returns its address."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     api = HfApi()
     try:
         address = api.create_repo(repository, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=repository, commit_message="Upload by coupledqk export")
-    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
+    except Exception as error:  # the network, the hub and its client raise various exceptions
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CoupledQKError(
-            f"{folder} is written, but {repository} cannot be uploaded ({str(error).splitlines()[0]}): log in with `hf auth "
-            f"login`, then `hf upload {repository} {folder}`"
+            f"{folder} is written, but {repository} cannot be uploaded ({reason}): log in with `hf auth login`, then `hf "
+            f"upload {repository} {folder}`"
         ) from None
     return str(address)
 
