@@ -47,6 +47,10 @@ def test_a_huge_interval_does_not_hide_the_others() -> None:
     widths = [float(high) - float(low) for low, high in re.findall(r'class="line" d="M([\d.]+) \d+H([\d.]+)', chart)]
     assert widths[2] == max(widths)
     assert min(widths) > max(widths) / 20
+    pair = claims_chart([replace(outcome, verdicts=(others[0], huge))])
+    assert pair is not None
+    low, high = map(float, re.findall(r'class="line" d="M([\d.]+) \d+H([\d.]+)', pair)[0])
+    assert high - low > 50, "one of two intervals is huge"
 
 
 def test_claims_that_could_not_be_tested_are_left_out() -> None:

@@ -228,6 +228,35 @@ def test_a_row_is_held_against_the_primary_claims_baseline_on_its_own_task() -> 
     }
 
 
+def test_a_row_is_compared_with_the_baseline_of_its_own_claim() -> None:
+    means = {"standard": 40.0, "hamiltonian": 39.0, "gqa": 42.0, "hamiltonian_gqa": 41.0, "euler": 40.0}
+    claims = [
+        Claim("helps with gqa", "lower", "hamiltonian_gqa", "gqa", primary=True),
+        Claim("helps", "lower", "hamiltonian", "standard"),
+        Claim("euler helps", "lower", "euler", "standard"),
+        Claim("hamiltonian is better than euler", "lower", "hamiltonian", "euler"),
+    ]
+    outcome = make_outcome(means, claims=claims)
+    assert outcome.baselines == {
+        "hamiltonian": "standard",
+        "gqa": "standard",  # it has no claim, and standard is the baseline of most
+        "hamiltonian_gqa": "gqa",
+        "euler": "standard",
+    }
+    table = results_table(outcome)
+    column = table.head.index("baseline")
+    assert [row[column] for row in table.rows] == ["–", "standard", "standard", "gqa", "standard"]
+    assert "baseline" not in results_table(make_outcome()).head, "one baseline is named in the heading"
+
+
+def test_an_effect_that_cannot_be_tested_is_that_of_the_seeds_in_common() -> None:
+    outcome = make_outcome()
+    rows = [make_row(r.label, {2: r.seeds[2]} if r.label == "euler" else r.seeds) for r in outcome.rows]
+    table = results_table(dataclasses.replace(outcome, rows=tuple(rows)))
+    effect = outcome.rows[1].seeds[2] / outcome.rows[0].seeds[2] - 1
+    assert table.rows[1][table.head.index("against standard")] == f"{100 * effect:+.2f}%".replace("-", "−")
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------------
 
 

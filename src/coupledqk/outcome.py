@@ -7,6 +7,7 @@ JSON has no NaN: null represents a number that is not finite (a run that diverge
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -302,24 +303,34 @@ class Outcome:
     def baselines(self) -> dict[str, str]:
         """The label of the row that each row is compared with, by the label of the row.
 
-        It is the first baseline of a claim, starting with the primary claim, whose settings differ only in the attention. If
-        there is none, it is the first baseline with the same task.
+        It is the baseline of the first claim about the row, starting with the primary claim. A row without a claim is compared
+        with the baseline of most claims, among those whose settings differ only in the attention or, if there is none, among
+        those with the same task.
         """
         claims = sorted((verdict.claim for verdict in self.verdicts), key=lambda claim: not claim.primary)
-        candidates = [label for claim in claims for label in (claim.baseline, *(claim.elsewhere or ())[1:])]
-        settings = {cell.label: cell.settings for cell in self.cells}
-
-        def alike(one: str, other: str, counts: Callable[[str], bool]) -> bool:
-            ours, theirs = ({k: v for k, v in settings.get(label, {}).items() if counts(k)} for label in (one, other))
-            return ours == theirs
-
-        found = {}
-        for label in (row.label for row in self.rows):
+        pairs = [pair for claim in claims for pair in ((claim.variant, claim.baseline), claim.elsewhere) if pair]
+        uses = Counter(baseline for _, baseline in pairs)
+        found: dict[str, str] = {}
+        for label, baseline in pairs:
+            if found.get(baseline) != label:
+                found.setdefault(label, baseline)
+        for label in (row.label for row in self.rows if row.label not in found):
+            candidates = [baseline for baseline, n in uses.most_common() if n > uses[label]]
             for counts in (_is_not_attention, _is_task):
-                if matches := [candidate for candidate in candidates if alike(label, candidate, counts)]:
+                if matches := [candidate for candidate in candidates if self._alike(label, candidate, counts)]:
                     found[label] = matches[0]
                     break
-        return {label: baseline for label, baseline in found.items() if baseline != label}
+        return {row.label: found[row.label] for row in self.rows if row.label in found}
+
+    def differ_in_attention(self, one: str, other: str) -> bool:
+        """Whether the settings of two rows differ in nothing but the attention."""
+        return self._alike(one, other, _is_not_attention)
+
+    def _alike(self, one: str, other: str, counts: Callable[[str], bool]) -> bool:
+        """Whether two rows agree in all settings that count."""
+        settings = {cell.label: cell.settings for cell in self.cells}
+        ours, theirs = ({k: v for k, v in settings.get(label, {}).items() if counts(k)} for label in (one, other))
+        return ours == theirs
 
 
 def _is_not_attention(setting: str) -> bool:

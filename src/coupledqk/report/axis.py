@@ -43,7 +43,11 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         """Round values within the axis, each with its label."""
         ticks = _powers(self.low, self.high) if self.log else _round_numbers(self.low, self.high, MOST_TICKS)
-        return list(zip(ticks, _labels(ticks, self.log), strict=True))
+        labels = (
+            label.replace("-", "−", 1) if tick < 0 else label
+            for tick, label in zip(ticks, _labels(ticks, self.log), strict=True)
+        )
+        return list(zip(ticks, labels, strict=True))
 
 
 def _round_numbers(low: float, high: float, about: int) -> list[float]:

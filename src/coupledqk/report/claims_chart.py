@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from ..outcome import Claim, Evidence, Finding, Outcome, Verdict
 from .axis import Axis
@@ -79,11 +79,11 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
 
 
 def _axis(rows: Sequence[_Tested]) -> Axis:
-    """An axis with zero, all effects and all published effects. Intervals much wider than most are cut off."""
+    """An axis with zero, all effects and all published effects. Intervals much wider than most are cut off at an arrow."""
     effects = [100 * row.evidence.effect for row in rows]
     effects += [row.published for row in rows if row.published is not None]
     ends = [end for row in rows for end in row.ends]
-    limit = max(map(abs, effects)) + WIDEST * median(high - low for low, high in (row.ends for row in rows))
+    limit = max(map(abs, effects)) + WIDEST * median_low(high - low for low, high in (row.ends for row in rows))
     return Axis.over([0.0, *effects, *(min(max(end, -limit), limit) for end in ends)], MARGIN, WIDTH - MARGIN)
 
 
@@ -115,6 +115,9 @@ def _row(row: _Tested, x: Axis, top: float) -> str:
     y = top + 34
     low, high = (min(max(x.at(end), x.start), x.end) for end in row.ends)
     caps = "".join(f"M{end:.1f} {y - 4}v8" for end in (low, high) if x.start < end < x.end)
+    caps += f"M{low + 7:.1f} {y - 4}l-7 4l7 4" * (low == x.start) + f"M{high - 7:.1f} {y - 4}l7 4l-7 4" * (
+        high == x.end
+    )
     text = row.text if len(row.text) <= LONGEST_TEXT else row.text[: LONGEST_TEXT - 1] + "…"
     parts = [
         f'<text class="above" x="{MARGIN}" y="{top + 18}"><title>{html.escape(row.text)}</title>{html.escape(text)}</text>',

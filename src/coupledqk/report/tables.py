@@ -1,10 +1,12 @@
 """Tables of an outcome, which are written as Markdown, as LaTeX, or as HTML by a page's template."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from ..formats import NOTHING, effect, interval, mean_and_std, number, percent
+from ..formats import NOTHING, detectable, effect, interval, mean_and_std, number, percent
 from ..outcome import Outcome, Row, Verdict
 
 
@@ -54,15 +56,18 @@ def latex_text(text: str) -> str:
 
 def results_table(outcome: Outcome) -> Table:
     """The results, those of the paper, and the verdicts on the claims about each row."""
-    metric, baselines = outcome.metric, set(outcome.baselines.values())
-    against = f"against {baselines.pop()}" if len(baselines) == 1 else "against its baseline"
+    metric = outcome.metric
+    baselines = {row.label: baseline.label for row in outcome.rows if (baseline := _baseline(outcome, row))}
+    differ = len(set(baselines.values())) > 1
+    against = "against its baseline" if differ else f"against {next(iter(baselines.values()), '')}"
     here, there = f"{metric.name} here", f"{metric.name} in the paper"
-    head = ("", here, "seeds", against, "95% interval", there, "change there", "verdict")
+    head = ("", here, "seeds", "baseline", against, "95% interval", there, "change there", "verdict")
     rows = tuple(
         (
             row.label,
             mean_and_std(metric, row.mean, row.std),
             _seeds(outcome, row),
+            baselines.get(row.label, NOTHING) if differ else NOTHING,
             percent(_effect(outcome, row)),
             interval(row.change.interval) if row.change else NOTHING,
             mean_and_std(metric, row.paper.mean, row.paper.std, row.paper.n) if row.paper else NOTHING,
@@ -71,7 +76,7 @@ def results_table(outcome: Outcome) -> Table:
         )
         for row in outcome.rows
     )
-    return Table(f"{outcome.title}, {outcome.scale} scale", head, rows, "lrrrrrrl").without_empty()
+    return Table(f"{outcome.title}, {outcome.scale} scale", head, rows, "lrrlrrrrl").without_empty()
 
 
 def costs_table(outcome: Outcome) -> Table:
@@ -103,13 +108,13 @@ def seeds_table(outcome: Outcome) -> Table:
 
 def claims_table(outcomes: Sequence[Outcome]) -> Table:
     """All claims with their verdicts, and the effects in the runs and in the paper."""
-    head = ("claim", "verdict", "here", "interval", "in the paper", "experiment")
+    head = ("claim", "verdict", "here", "interval", "80% power for", "in the paper", "experiment")
     rows = tuple(
         (verdict.claim.text, finding(verdict), *_contrast(verdict), outcome.name)
         for outcome in outcomes
         for verdict in outcome.verdicts
     )
-    return Table("Claims and verdicts", head, rows, "plrrrl")
+    return Table("Claims and verdicts", head, rows, "plrrrrl")
 
 
 def finding(verdict: Verdict) -> str:
@@ -118,12 +123,14 @@ def finding(verdict: Verdict) -> str:
     return "contradicted (equivalent)" if also_equivalent else verdict.finding
 
 
-def _contrast(verdict: Verdict) -> tuple[str, str, str]:
+def _contrast(verdict: Verdict) -> tuple[str, str, str, str]:
+    """The measured effect, its interval, the effect that the test has 80% power to detect, and the published effect."""
     claim, evidence = verdict.claim, verdict.evidence
     paper = NOTHING if claim.paper_effect is None else effect(claim, claim.paper_effect)
     if evidence is None:
-        return NOTHING, NOTHING, paper
-    return effect(claim, evidence.effect), interval(evidence.interval, lambda end: effect(claim, end)), paper
+        return NOTHING, NOTHING, NOTHING, paper
+    ends = interval(evidence.interval, lambda end: effect(claim, end))
+    return effect(claim, evidence.effect), ends, detectable(claim, evidence), paper
 
 
 def _seeds(outcome: Outcome, row: Row) -> str:
@@ -132,11 +139,15 @@ def _seeds(outcome: Outcome, row: Row) -> str:
 
 
 def _effect(outcome: Outcome, row: Row) -> float | None:
-    """The relative effect: paired by seed if it could be tested, otherwise that of the means."""
+    """The relative effect: paired by seed if it could be tested, otherwise of the means over the seeds that both rows have."""
     if row.change:
         return row.change.effect
     baseline = _baseline(outcome, row)
-    return row.mean / baseline.mean - 1 if baseline and row.mean is not None and baseline.mean else None
+    shared = [s for s in row.seeds if baseline and math.isfinite(row.seeds[s] + baseline.seeds.get(s, math.nan))]
+    if baseline is None or not shared:
+        return None
+    ours, theirs = (fmean(each.seeds[seed] for seed in shared) for each in (row, baseline))
+    return ours / theirs - 1 if theirs else None
 
 
 def _published_effect(outcome: Outcome, row: Row) -> float | None:
@@ -147,7 +158,8 @@ def _published_effect(outcome: Outcome, row: Row) -> float | None:
 
 
 def _baseline(outcome: Outcome, row: Row) -> Row | None:
-    label = outcome.baselines.get(row.label)
+    """The row that a row is compared with. An outcome of an earlier version may have recorded another one than today's."""
+    label = row.change.baseline if row.change else outcome.baselines.get(row.label)
     return next((other for other in outcome.rows if other.label == label), None)
 
 
