@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts.py
     python benchmarks/verdicts.py --trials 2000
-    python benchmarks/verdicts.py --prior results/lab/qk-norm-mini.json
+    python benchmarks/verdicts.py --prior results/lab/qk-norm-mini.json results/lab/ablation-mini.json
 
 The first command prints Markdown tables of coverage, error rates and power. The last one writes the package's
 compare_prior.json.
@@ -13,6 +13,7 @@ import json
 import math
 from pathlib import Path
 
+from coupledqk.errors import CoupledQKError
 from coupledqk.lab.priors import outcome_prior
 from coupledqk.outcome import read
 from coupledqk.schema import to_dict
@@ -28,7 +29,10 @@ def main() -> None:
     parser.add_argument("--prior", nargs="+", type=Path, default=[], metavar="OUTCOME")
     options = parser.parse_args()
     if options.prior:
-        write_prior(options.prior)
+        try:
+            write_prior(options.prior)
+        except CoupledQKError as error:
+            parser.error(str(error))
         return
     show_coverage(options.trials)
     show_sequential(options.trials)

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coupledqk import CoupledQKError
+from coupledqk.lab.priors import MOST_DF, contrasts, outcome_prior
 from coupledqk.lab.verdicts import judge, judge_all
-from coupledqk.outcome import Claim
+from coupledqk.outcome import Claim, Outcome
 from coupledqk.schema import from_dict, to_dict
 from coupledqk.statistics import Prior, paired, relative_differences, welch
+from test_lab_report import make_outcome
 
 SUPPORTED, CONTRADICTED, EQUIVALENT, OPEN = "supported", "contradicted", "equivalent", "inconclusive"
 TRIALS = 2000
@@ -361,3 +364,47 @@ def test_claims_are_plain_data() -> None:
 def test_a_claim_that_makes_no_sense_is_refused(fields, message) -> None:
     with pytest.raises(CoupledQKError, match=message):
         Claim(**{"text": "a claim", "variant": "coupled", "baseline": "standard"} | fields)
+
+
+# --- the prior of compare ---------------------------------------------------------------------------------------------------
+
+
+def with_identities(outcome: Outcome, kind: str = "") -> Outcome:
+    """The outcome with identities that differ between rows."""
+    cells = (replace(cell, identity=f"{kind}{cell.label}-{cell.seed}") for cell in outcome.cells)
+    return replace(outcome, cells=tuple(cells))
+
+
+def test_the_prior_is_that_of_the_contrasts_and_runs_in_common_count_once():
+    outcome = with_identities(make_outcome())
+    found = list(contrasts(outcome))
+    rows = {row.label: row for row in outcome.rows}
+    for label, contrast in zip(("euler", "diff"), found, strict=True):
+        differences = [
+            rows[label].seeds[i] / rows["standard"].mean - rows["standard"].seeds[i] / rows["standard"].mean
+            for i in range(5)
+        ]
+        assert contrast.variance == pytest.approx(np.var(differences, ddof=1))
+        assert contrast.estimate.df == 4
+    prior = outcome_prior([outcome], "here")
+    assert prior.source == "2 contrasts with 8 degrees of freedom, from here"
+    assert prior.df <= MOST_DF
+    assert min(c.variance for c in found) / 2 < prior.sd**2 < max(c.variance for c in found)
+    fewer = with_identities(make_outcome(seeds=range(3)))
+    assert outcome_prior([fewer, outcome], "here") == prior, "the seeds of `fewer` are among those of `outcome`"
+    assert outcome_prior([outcome, with_identities(outcome, "other ")]).source.startswith("4 contrasts with 16 ")
+
+
+def test_contrasts_with_a_coupled_baseline_or_other_settings_are_not_part_of_the_prior():
+    among_coupled = [Claim("a", "lower", "euler", "standard", primary=True), Claim("b", "lower", "diff", "euler")]
+    outcome = with_identities(make_outcome(claims=among_coupled))
+    with pytest.raises(
+        CoupledQKError, match="1 paired contrasts of perplexity in the outcomes: a prior requires at least two"
+    ):
+        outcome_prior([outcome])
+    outcome = with_identities(make_outcome())
+    cells = (
+        replace(cell, settings={**cell.settings, "train.lr": 1.0}) if cell.label == "diff" else cell
+        for cell in outcome.cells
+    )
+    assert len(list(contrasts(replace(outcome, cells=tuple(cells))))) == 1

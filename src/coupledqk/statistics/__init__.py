@@ -18,13 +18,14 @@ from .estimates import (
     summary,
     welch,
 )
-from .moderation import Prior, compare_prior, estimate_prior
+from .moderation import SHARED, Prior, compare_prior, estimate_prior
 from .power import detectable_effect, pairs_needed
 from .sequential import SequentialTest
 
 __all__ = [
     "LEVEL",
     "POWER",
+    "SHARED",
     "Estimate",
     "Prior",
     "SequentialTest",

@@ -44,11 +44,14 @@ class Prior:
         return Estimate(estimate.value, math.sqrt(variance / n), max(own, min(own + self.df, self.most_df)))
 
 
-def estimate_prior(variances: Sequence[float], dfs: Sequence[float], shared: float = SHARED) -> Prior | None:
+def estimate_prior(
+    variances: Sequence[float], dfs: Sequence[float], shared: float = SHARED, limit: float = math.inf
+) -> Prior | None:
     """The prior of the variances of several contrasts, from the moments of their logarithms; None for fewer than two contrasts.
 
-    `shared` is the correlation of the variances. Variances of contrasts that share a baseline are correlated, so they scatter
-    less than independent ones and contain less information.
+    `shared` is the mean correlation of the variances of two contrasts. Variances of contrasts that share a baseline are
+    correlated, so they scatter less than independent ones and contain less information. `limit` is the maximum of the prior's
+    degrees of freedom.
     """
     if len(variances) < 2:
         return None
@@ -58,7 +61,7 @@ def estimate_prior(variances: Sequence[float], dfs: Sequence[float], shared: flo
     s2, d = np.asarray(variances, float), np.asarray(dfs, float)
     logs = np.log(s2) - special.digamma(d / 2) + np.log(d / 2)
     scatter = logs.var(ddof=1) - (1 - shared) * special.polygamma(1, d / 2).mean()
-    df = 2 * _inverse_trigamma(float(scatter)) if scatter > 0 else math.inf
+    df = min(limit, 2 * _inverse_trigamma(float(scatter)) if scatter > 0 else math.inf)
     centre = logs.mean() if math.isinf(df) else logs.mean() + special.digamma(df / 2) - math.log(df / 2)
     most = d.sum() / (1 + (len(d) - 1) * shared)
     return Prior(math.exp(centre / 2), df, float(most))
