@@ -71,7 +71,8 @@ def make_plan(
     """The runs of an experiment and where they are stored.
 
     `seeds` replace the seeds of the experiment. With `rows` they are added to these rows of a grid that was run before, and the
-    other rows keep their seeds. If `compiled`, all models are compiled, whatever the experiment says.
+    other rows keep their seeds; optional rows have no seeds but these. If `compiled`, all models are compiled, whatever the
+    experiment says.
     """
     scale = scale_of(experiment, scale_name)
     where = f"{experiment.file or experiment.name}, {scale_name}"
@@ -82,7 +83,7 @@ def make_plan(
 
     def seeds_of(label: str, own: Sequence[int]) -> Sequence[int]:
         if not rows:
-            return seeds or own
+            return seeds if seeds and own else own
         return sorted({*before.get(label, own), *(seeds if label in rows else ())})
 
     if isinstance(scale, ListedScale):
@@ -120,7 +121,8 @@ def _grid_cells(
     cells = []
     for grid in scale.grid:
         for label, variant, settings in _rows(grid, where):
-            for seed in seeds_of(label, scale.seeds_of.get(label, scale.seeds)):
+            own = () if grid.optional else scale.seeds_of.get(label, scale.seeds)
+            for seed in seeds_of(label, own):
                 try:
                     cells.append(_cell(scale, label, variant, settings, seed, runs, data_dir))
                 except CoupledQKError as error:
@@ -225,6 +227,7 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
             )
     wanted = {label for claim in scale.claims for label in (claim.variant, claim.baseline, *(claim.elsewhere or ()))}
     if isinstance(scale, Scale):
+        labels |= {label for grid in scale.grid if grid.optional for label, _, _ in _rows(grid, where)}
         wanted |= set(scale.seeds_of)
         wanted |= set(scale.shifts.labels if scale.shifts else ())
         wanted |= {

@@ -52,6 +52,8 @@ class Grid:
     axes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The values of each axis, by the name of the axis. A value has a name and the settings it represents."""
     settings: dict[str, Any] = field(default_factory=dict)
+    optional: bool = False
+    """Whether the rows are trained only if they are named when seeds are added (`reproduce --rows`)."""
 
     def __post_init__(self) -> None:
         require(len(self.variant) > 0, "variant", list(self.variant), "at least one name")

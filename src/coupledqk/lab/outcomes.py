@@ -72,7 +72,10 @@ def _ladders(plan: Plan, samples: Values) -> tuple[Ladder, ...]:
     from .ladder import fit_ladder, paper_ladder
 
     parameters = {cell.label: plan.run(cell).info["parameters"] for cell in plan.cells if plan.run(cell).info}
-    return (*(fit_ladder(spec, samples, parameters) for spec in plan.scale.ladders), paper_ladder())
+    planned = [
+        spec for spec in plan.scale.ladders if any(spec.variant.format(size=size) in plan.labels for size in spec.sizes)
+    ]
+    return (*(fit_ladder(spec, samples, parameters) for spec in planned), paper_ladder())
 
 
 def measured(plan: Plan, which: str) -> Values:
