@@ -7,6 +7,7 @@ detects the failure raises the error; the others exit silently.
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,9 @@ from .mesh import SINGLE, Mesh
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that torchrun sets for each process."""
+
+SECONDS_TO_REPORT = 1.0
+"""Time that the process that reports an error has to print it."""
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
 _numbers = itertools.count()
@@ -109,9 +113,15 @@ def _lost_contact(error: RuntimeError) -> CoupledQKError:
 
 
 def _once(error: CoupledQKError, number: int) -> BaseException:
-    """The exception to raise: the error on the first process that reports one, and SystemExit on the others."""
+    """The exception to raise: the error on the first process that reports one, and SystemExit on the others.
+
+    The others wait, since torchrun ends all processes as soon as one has ended, possibly before the error is printed.
+    """
     try:
         first = default_store().add(f"coupledqk/{number}/errors", 1) == 1
     except (RuntimeError, ValueError):  # there is no store, or the process that hosted it has exited
         first = True
-    return error if first else SystemExit(2)
+    if first:
+        return error
+    time.sleep(SECONDS_TO_REPORT)
+    return SystemExit(2)
