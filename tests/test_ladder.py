@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 from scipy.stats import linregress
@@ -66,6 +67,21 @@ def test_every_rung_sees_20_tokens_per_parameter_at_the_rate_of_one_rule(scale):
     assert all(2 < large / small < 4.2 for small, large in itertools.pairwise(sizes))
 
 
+def test_optional_rungs_are_trained_only_if_they_are_named(tmp_path):
+    plan = make_plan(load("ladder"), "mini", tmp_path)
+    assert {cell.label.partition(",")[0] for cell in plan.cells} == {"standard", "hamiltonian"}
+    seeds_only = make_plan(load("ladder"), "mini", tmp_path, seeds=[0])
+    assert seeds_only.labels == plan.labels
+    more = make_plan(load("ladder"), "mini", tmp_path, seeds=[0, 1], rows=["diff, 0.1M", "mlp_only, 0.4M"])
+    added = [(cell.label, cell.seed) for cell in more.cells if cell.label not in plan.labels]
+    assert added == [("mlp_only, 0.4M", 0), ("mlp_only, 0.4M", 1), ("diff, 0.1M", 0), ("diff, 0.1M", 1)]
+    assert [cell.name for cell in more.cells if cell.label in plan.labels] == [cell.name for cell in plan.cells]
+    for planned, expected in ((plan, []), (more, ["mlp_only", "diff"])):
+        run_queue(Queue.of([planned]), Pretend(), Watch())
+        found = [ladder.name for ladder in read(planned.outcome).ladders]
+        assert found == ["RoPE and qk_norm", "learned positions", *expected, "the paper"]
+
+
 def test_a_slope_is_that_of_least_squares():
     points = [(5.0, -0.02), (5.0, -0.03), (6.0, -0.01), (6.0, 0.0), (7.0, 0.01), (7.0, 0.03)]
     slope = slope_of(points)
@@ -114,7 +130,11 @@ def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
     page = (mine.parent / "mine.html").read_text()
     assert "Effect against size" in page
     assert "the paper, " not in page
-    assert "<svg" in (mine.parent / "figures/mine-mini-ladder.svg").read_text()
+    chart = (mine.parent / "figures/mine-mini-ladder.svg").read_text()
+    bars = re.findall(r'<path class="bars" style="--colour:var\(--colour-(\d)\)" d="(.*?)"', chart)
+    assert [(colour, d.count("V")) for colour, d in bars] == [("0", 3), ("1", 3)], "an interval for each rung"
+    assert "slope per tenfold size" in page
+    assert re.search(r"[+−][\d.]+ points to [+−][\d.]+ points", page)
 
 
 def test_a_rung_that_does_not_fit_is_reported_and_the_rest_runs(mine, monkeypatch, capsys):  # noqa: F811

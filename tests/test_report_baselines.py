@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from coupledqk.baselines import Baseline, PositionLoss
+from coupledqk.lab.summary import outcome_summary
 from coupledqk.outcome import Outcome, read, write
 from coupledqk.recipes import recipe
 from coupledqk.report.curves import panels
@@ -31,7 +32,8 @@ def with_baselines(bits: float) -> Outcome:
 def test_a_model_that_is_not_below_the_bigrams_is_marked(bits, marked):
     outcome = with_baselines(bits)
     found = [line for line in problems(outcome) if "no conclusion about attention" in line]
-    assert len(found) == (len(outcome.rows) if marked else 0)
+    assert len(found) == marked, "one note for all rows of one text"
+    assert all(f"{row.label}; " in found[0] or f"; {row.label}:" in found[0] for row in outcome.rows if marked)
 
 
 @pytest.mark.parametrize("write_page", [html_report, markdown_report])
@@ -39,6 +41,18 @@ def test_reports_show_the_baselines_and_each_model_as_a_share_of_the_bigrams(wri
     page = write_page([with_baselines(1.8)])
     for text in ("bigram model", "5-gram model", "0.900", "−0.300"):
         assert text in page
+
+
+@pytest.mark.parametrize(("bits", "marked"), [(1.8, False), (2.4, True)])
+def test_the_terminal_shows_them_too(bits, marked):
+    outcome = with_baselines(bits)
+    text = outcome_summary(outcome)
+    rows = {line.split("  ")[0]: line.split() for line in text.splitlines()}
+    assert rows["bigram model"][2:5] == ["50.00", "2.0000", "1.000"]
+    assert rows["5-gram model"][2:5] == ["20.00", "1.5000", "0.750"]
+    mean = outcome.rows[1].mean
+    assert f"{mean:.2f} {bits:.4f} {bits / 2:.3f} −0.300" in " ".join(text.split())
+    assert ("standard; euler; diff: at best 2.400 bits per byte is not below the 2.000 of a bigram" in text) == marked
 
 
 def test_learning_curves_show_the_baselines_and_the_loss_against_context():

@@ -8,6 +8,7 @@ from ..costs import flops
 from ..published import THROUGHPUT
 from ..recipes import RECIPES
 from ..run_folder import RunFolder, find_runs
+from ..terminal import status
 
 SIMILAR = 8
 """The speed of a run is taken from runs whose FLOPs per step differ by no more than this factor."""
@@ -51,7 +52,8 @@ class Speeds:
             per_token, length = flops(config.model, config.train.seq_len).training, config.train.seq_len
             rows = max(1, min(PROBE_TOKENS, int(PROBE_FLOPS / per_token)) // length)
             rounds = 3 if rows * length * per_token < PROBE_FLOPS else 1
-            speed = statistics.median(training_speeds({"": config}, rounds, steps=1, max_rows=rows)[""])
+            with status("measuring the training speed"):
+                speed = statistics.median(training_speeds({"": config}, rounds, steps=1, max_rows=rows)[""])
             self.measured.append((config, speed * per_token))
         hours = self.hours(config)
         assert hours is not None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..costs import count_parameters
 from ..outcome import Outcome
+from ..report.baselines import baselines_table, models_of_rows, objections
 from ..report.ladder import ladder_table
 from ..report.shifts import shifts_table
 from ..report.tables import results_table
@@ -87,9 +88,11 @@ def published_summary(experiment: Experiment) -> str:
 
 
 def outcome_summary(outcome: Outcome) -> str:
-    """The table of results and a sentence for every claim."""
-    results = results_table(outcome)
+    """The table of results, the n-gram models of the same text, and a sentence for every claim."""
+    results, models = results_table(outcome), models_of_rows(outcome)
     lines = [f"{outcome.title} ({outcome.source}), {outcome.scale}", "", table(results.head, results.rows)]
+    if beside := baselines_table(models):
+        lines += ["", table(beside.head, beside.rows), *objections(models)]
     if outcome.ladders:
         ladder = ladder_table(outcome)
         lines += ["", table(ladder.head, ladder.rows)]

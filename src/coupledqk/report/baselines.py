@@ -26,6 +26,7 @@ class LanguageModel:
 
     name: str
     bits_per_byte: float
+    perplexity: float | None
     baselines: tuple[Baseline, ...]
     position_losses: tuple[PositionLoss, ...]
     look: int
@@ -35,19 +36,22 @@ def models_of_rows(outcome: Outcome) -> list[LanguageModel]:
     """The rows of an outcome that have baselines."""
     models = []
     for look, row in enumerate(outcome.rows):
-        bits = row.mean if outcome.metric == BITS_PER_BYTE else row.companions.get(BITS_PER_BYTE.key)
+        bits = row.mean if outcome.metric.key == BITS_PER_BYTE.key else row.companions.get(BITS_PER_BYTE.key)
         if bits is not None and row.baselines:
-            models.append(LanguageModel(row.label, bits, row.baselines, row.position_losses, look))
+            perplexity = row.mean if outcome.metric.key == PERPLEXITY.key else row.companions.get(PERPLEXITY.key)
+            models.append(LanguageModel(row.label, bits, perplexity, row.baselines, row.position_losses, look))
     return models
 
 
 def models_of_runs(names: Sequence[str], snapshots: Sequence[Snapshot]) -> list[LanguageModel]:
     """The finished runs that have baselines."""
-    return [
-        LanguageModel(name, snapshot.result["best"]["bits_per_byte"], baselines, snapshot.position_losses, look)
-        for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True))
-        if snapshot.result and (baselines := snapshot.baselines)
-    ]
+    models = []
+    for look, (name, snapshot) in enumerate(zip(names, snapshots, strict=True)):
+        if snapshot.result and snapshot.baselines:
+            best, losses = snapshot.result["best"], snapshot.position_losses
+            model = LanguageModel(name, best["bits_per_byte"], best.get("perplexity"), snapshot.baselines, losses, look)
+            models.append(model)
+    return models
 
 
 def baselines_table(models: Sequence[LanguageModel]) -> Table | None:
@@ -56,14 +60,15 @@ def baselines_table(models: Sequence[LanguageModel]) -> Table | None:
     for baselines in dict.fromkeys(model.baselines for model in models):
         bigram = next((baseline.bits_per_byte for baseline in baselines if baseline.order == 2), None)
         for baseline in baselines:
-            rows.append((f"{baseline.name} model", *_bits(baseline.bits_per_byte, bigram), NOTHING))
+            perplexity = PERPLEXITY.show(baseline.perplexity)
+            rows.append((f"{baseline.name} model", perplexity, *_bits(baseline.bits_per_byte, bigram), NOTHING))
         for model in models:
             if model.baselines == baselines:
                 gain = _gain(context_gain(model.position_losses))
-                rows.append((model.name, *_bits(model.bits_per_byte, bigram), gain))
-    head = ("", BITS_PER_BYTE.name, "relative to bigram model", "gain from context, nats")
+                rows.append((model.name, PERPLEXITY.show(model.perplexity), *_bits(model.bits_per_byte, bigram), gain))
+    head = ("", PERPLEXITY.name, BITS_PER_BYTE.name, "relative to bigram model", "gain from context, nats")
     return (
-        Table("Comparison with n-gram models of the same text", head, tuple(rows), "lrrr").without_empty()
+        Table("Comparison with n-gram models of the same text", head, tuple(rows), "lrrrr").without_empty()
         if rows
         else None
     )
@@ -78,9 +83,18 @@ def _bits(bits: float, bigram: float | None) -> tuple[str, str]:
 
 
 def objections(models: Iterable[LanguageModel]) -> list[str]:
-    """Notes on models that allow no conclusion about attention, because they are not better than a bigram model."""
-    found = ((model.name, objection(model.bits_per_byte, model.baselines)) for model in models)
-    return [f"{name}: {why}." for name, why in found if why]
+    """Notes on models that allow no conclusion about attention, because they are not better than a bigram model: one for each
+    text."""
+    found: dict[tuple[Baseline, ...], list[LanguageModel]] = {}
+    for model in models:
+        if objection(model.bits_per_byte, model.baselines):
+            found.setdefault(model.baselines, []).append(model)
+    lines = []
+    for baselines, same_text in found.items():
+        why = objection(min(model.bits_per_byte for model in same_text), baselines)
+        names = "; ".join(model.name for model in same_text)
+        lines.append(f"{names}: {'at best ' * (len(same_text) > 1)}{why}.")
+    return lines
 
 
 def context_series(models: Iterable[LanguageModel]) -> list[Series]:

@@ -3,7 +3,7 @@
 import html
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import CoupledQKError
 from ..palette import COLOURS, DARK_COLOURS
@@ -16,6 +16,8 @@ LEFT, RIGHT, ABOVE, BELOW = 64, 18, 44, 56
 # Text widths assume the larger font used on phones.
 KEY_WIDTH, LETTER_WIDTH, LONGEST_NAME = 54, 9, 32
 MOST_MARKERS = 12
+BAR_SHIFT = 4
+"""Number of pixels by which each series with bars is moved, so that bars of equal x do not overlap."""
 
 # Series differ in dash and marker as well as in colour, for monochrome print.
 DASHES = ["none", "8 3", "2 3", "10 3 2 3", "5 2"]
@@ -43,6 +45,7 @@ STYLE = f"""
 .chart .paper{{fill:var(--paper)}} .chart .rules{{stroke:var(--rule)}} .chart .axis{{stroke:var(--soft)}}
 .chart .line{{fill:none;stroke:var(--colour);stroke-width:1.8;stroke-linejoin:round}}
 .chart .marks{{fill:var(--colour)}} .chart .band{{fill:var(--colour);opacity:.18}}
+.chart .bars{{fill:none;stroke:var(--colour);stroke-width:1.2}}
 """
 
 
@@ -55,6 +58,8 @@ class Series:
     band: Sequence[Point] = ()
     look: int | None = None
     """Index of the colour, dash and marker; by default the position among the series."""
+    bars: bool = False
+    """Whether the band is drawn as a vertical bar at each point instead of an area."""
 
 
 def line_chart(
@@ -123,7 +128,8 @@ def _drawable(curve: Series, log_x: bool, log_y: bool) -> Series:
     ]
     if not kept:
         raise CoupledQKError(f"series {curve.name!r} has no point that can be drawn: leave it out")
-    return Series(curve.name, [curve.points[i] for i in kept], [curve.band[i] for i in kept] if curve.band else ())
+    band = [curve.band[i] for i in kept] if curve.band else ()
+    return replace(curve, points=[curve.points[i] for i in kept], band=band)
 
 
 def _description(curves: Sequence[Series], x_label: str) -> str:
@@ -166,7 +172,8 @@ def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
 
 
 def _curve(curve: Series, look: int, x: Axis, y: Axis) -> str:
-    pixels = [(x.at(value), y.at(height)) for value, height in curve.points]
+    shift = BAR_SHIFT * look if curve.bars else 0
+    pixels = [(x.at(value) + shift, y.at(height)) for value, height in curve.points]
     low_edge = [(px, y.at(low)) for (px, _), (low, _) in zip(pixels, curve.band, strict=False)]
     high_edge = [(px, y.at(high)) for (px, _), (_, high) in zip(pixels, curve.band, strict=False)]
     every = -(-len(pixels) // MOST_MARKERS)
@@ -174,10 +181,18 @@ def _curve(curve: Series, look: int, x: Axis, y: Axis) -> str:
     xs, ys = (" ".join(f"{value:.9g}" for value in values) for values in zip(*curve.points, strict=True))
     return (
         f'<g class="series" data-name="{html.escape(curve.name)}" data-x="{xs}" data-y="{ys}">'
-        + (f'<path class="band" {_colour(look)} d="{_path(low_edge + high_edge[::-1])}z"/>' if curve.band else "")
+        + (_band(low_edge, high_edge, look, curve.bars) if curve.band else "")
         + _strokes(pixels, look, marked)
         + "</g>"
     )
+
+
+def _band(low_edge: Sequence[Point], high_edge: Sequence[Point], look: int, bars: bool) -> str:
+    if not bars:
+        return f'<path class="band" {_colour(look)} d="{_path([*low_edge, *high_edge[::-1]])}z"/>'
+    edges = zip(low_edge, high_edge, strict=True)
+    strokes = (f"M{x - 4:.1f} {low:.1f}h8m-4 0V{high:.1f}m-4 0h8" for (x, low), (_, high) in edges)
+    return f'<path class="bars" {_colour(look)} d="{"".join(strokes)}"/>'
 
 
 def _strokes(pixels: Sequence[Point], look: int, marked: slice) -> str:

@@ -41,7 +41,9 @@ def _write_pdf(panel: Panel, path: Path) -> None:
             xs, ys = zip(*series.points, strict=True)
             style = look(place if series.look is None else series.look)
             axes.plot(xs, ys, label=series.name, markevery=max(1, len(xs) // 8), **style)
-            if series.band:
+            if series.band and series.bars:
+                axes.vlines(xs, *zip(*series.band, strict=True), color=style["color"], linewidth=1)
+            elif series.band:
                 lows, highs = zip(*series.band, strict=True)
                 axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.18, linewidth=0)
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ..outcome import Ladder, Outcome
+from ..palette import COLOURS
 from .chart import Series
 from .curves import Panel, panels
 from .page import number
@@ -29,7 +30,8 @@ def _rows(ladder: Ladder) -> Iterator[tuple[str, ...]]:
         yield ladder.name, rung.size, number(rung.parameters), percent(rung.effect), ends, str(rung.n)
     if ladder.slope is not None and ladder.slope_interval is not None:
         pairs = str(sum(rung.n for rung in ladder.rungs))
-        yield ladder.name, "slope per tenfold size", "", _points(ladder.slope), interval(ladder.slope_interval), pairs
+        ends = interval(ladder.slope_interval, _points)
+        yield ladder.name, "slope per tenfold size", "", _points(ladder.slope), ends, pairs
 
 
 def _points(share: float) -> str:
@@ -43,11 +45,10 @@ def ladder_panel(outcome: Outcome) -> Panel | None:
         points = [(float(rung.parameters), 100 * rung.effect) for rung in ladder.rungs]
         ends = [rung.interval or (rung.effect, rung.effect) for rung in ladder.rungs]
         band = [(100 * low, 100 * high) for low, high in ends]
-        series.append(Series(ladder.name, points, band, look))
+        series.append(Series(ladder.name, points, band, look, bars=True))
         if ladder.slope is not None:
-            series.append(
-                Series(f"{ladder.name}, fitted", _line(ladder, ladder.slope), look=look + len(outcome.ladders))
-            )
+            same_colour = look + len(COLOURS)
+            series.append(Series(f"{ladder.name}, fitted", _line(ladder, ladder.slope), look=same_colour))
     if not series:
         return None
     title = f"{outcome.metric.name.capitalize()} against standard, by model size"
