@@ -14,27 +14,33 @@ def answer(
     coherence: Mapping[str, Mapping[str, Any]],
     why_not: str = "",
     slowdowns: Sequence[float] = (),
+    objection: str | None = None,
 ) -> tuple[str, ...]:
     """One paragraph on what coupling does and costs, and one on how coherent the text is.
 
-    `slowdowns` are the time per token relative to the baseline, one value per interleaved round.
+    `slowdowns` are the time per token relative to the baseline, one value per interleaved round. `objection` is the reason why
+    the models allow no conclusion, which then comes first.
     """
     primary = next(verdict for verdict in outcome.verdicts if verdict.claim.primary)
     rows = {row.label: row for row in outcome.rows}
     standard, coupled = rows[primary.claim.baseline], rows[primary.claim.variant]
-    sentences = [*_finding(primary, text), *_costs(standard, coupled, slowdowns), *_others(outcome)]
+    sentences = [*_finding(primary, text, objection), *_costs(standard, coupled, slowdowns), *_others(outcome)]
     return " ".join(sentences), _coherence(text, coherence.get(text), why_not)
 
 
-def _finding(verdict: Verdict, text: str) -> Iterator[str]:
+def _finding(verdict: Verdict, text: str, objection: str | None) -> Iterator[str]:
     """The finding, the effect with its uncertainty, and the effect the comparison had the power to detect."""
     claim, evidence = verdict.claim, verdict.evidence
-    yield {
-        "supported": f"Coupling helps on {text}:",
-        "contradicted": f"Coupling hurts on {text}:",
-        "equivalent": f"Coupling makes no difference of {100 * claim.margin:.3g}% or more on {text}:",
-        "inconclusive": f"The comparison on {text} is inconclusive:",
-    }[verdict.finding]
+    yield (
+        f"On {text}, {objection}. In these runs"
+        if objection
+        else {
+            "supported": f"Coupling helps on {text}:",
+            "contradicted": f"Coupling hurts on {text}:",
+            "equivalent": f"Coupling makes no difference of {100 * claim.margin:.3g}% or more on {text}:",
+            "inconclusive": f"The comparison on {text} is inconclusive:",
+        }[verdict.finding]
+    )
     if evidence is None:
         yield verdict.sentence
         return

@@ -2,10 +2,11 @@
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ..config import text_of
@@ -15,20 +16,22 @@ from ..errors import CoupledQKError
 from ..files import FileError
 from ..recipes import RECIPES, recipe
 from ..run_folder import task_name
-from ..schema import from_dict, require
+from ..schema import from_dict
 from ..sealed import read_sealed_json, write_json
 from ..statistics import SequentialTest, compare_prior
 from ..terminal import status
 from .speed import training_speeds
 
 RECIPE = "mini-modern"
-LENGTHS = (500, 1_000, 2_000, 4_000)
-"""Numbers of training steps to choose from; the last one is the recipe's."""
+LENGTHS = (2_000, 4_000)
+"""Numbers of training steps to choose from; the last one is the recipe's. On 4 MB of web text, models were worse than bigrams
+after 500 and 1,000 steps, and the differences of 10 and of 4 pairs had a standard deviation of 7%. After 2,000 steps models
+were better than bigrams, and it was 0.7% (4 pairs)."""
 FEWEST_PAIRS, ENOUGH_PAIRS = 4, 8
 """Number of pairs before the first test, and number of pairs that must fit into the budget before runs are made longer."""
 LARGEST_EFFECT = 0.05
 """A budget without the power to detect a relative effect of this size is refused."""
-MOST_PASSES = 4
+MOST_PASSES = 8
 """Maximum number of passes over the training text."""
 FEWEST_VALID = 4_096
 EVALUATIONS = 4
@@ -38,9 +41,13 @@ ROUNDS, ROUND_STEPS = 7, 4
 """Number of interleaved rounds in which the speed of each variant is measured, and training steps per round."""
 COMPILE_MINUTES = 20.0
 """Budgets of at least this many minutes are worth compiling the models, which takes up to a minute."""
-OVERHEAD, MARGIN = 20.0, 1.1
-"""Seconds per run for starting and for n-gram baselines, and the slowdown of runs that share the machine."""
+STARTING, COMPILING, FINISHING = 8.0, 18.0, 8.0
+"""Seconds until a process takes its first training step, seconds in which it compiles one variant, and seconds for the answer
+and the report at the end."""
+PER_RUN, MARGIN = 1.5, 1.05
+"""Seconds per run for checkpoints and n-gram baselines, and the slowdown of runs that share the machine."""
 
+_BYTES = 2.9  # of English text per training token; a tenth of the text is for validation and testing
 _TRAIN = RECIPES[RECIPE].train
 _STEP_TOKENS = _TRAIN.batch_size * _TRAIN.seq_len
 
@@ -110,8 +117,8 @@ def open_text(corpus: str, progress: Progress | None = None) -> Text:
     characters = itertools.accumulate(len(piece.text) for _, piece in open_corpus(text_of(config)).stream())
     if not any(sofar >= least for sofar in characters):
         raise CoupledQKError(
-            f"{corpus} is too small to compare on: it has less than {least:,} characters, and {least:,} training tokens are "
-            "needed; use more text"
+            f"{corpus} is too small to compare on: it has less than {least:,} characters, expected {least:,} training tokens, "
+            f"which is about {_BYTES * least / 1e6:.1f} MB of English text"
         )
     info = prepare(text_of(config), progress).info
     train, valid = info.splits["train"], info.splits["valid"]
@@ -124,10 +131,19 @@ def open_text(corpus: str, progress: Progress | None = None) -> Text:
     return Text(corpus, task_name(config), info.hash, train.tokens, valid.tokens)
 
 
-def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: Path, n_seeds: int = 0) -> Choice:
+def choose(
+    text: Text,
+    variants: Sequence[str],
+    minutes: float,
+    jobs: int,
+    out: Path,
+    n_seeds: int = 0,
+    began: float | None = None,
+) -> Choice:
     """Chooses runs that fit the budget from the measured speed of each variant. The choice is stored in the folder, and the
-    same arguments give the same choice again."""
-    require(0 < minutes < math.inf, "minutes", minutes, "a time above 0")
+    same arguments give the same choice again. The budget includes the time since `began`, in seconds of the monotonic
+    clock."""
+    began = time.monotonic() if began is None else began
     asked = {"text": text.hash, "variants": list(variants), "minutes": minutes, "jobs": jobs, "seeds": n_seeds}
     memory = out / "choice.json"
     known = read_sealed_json(memory, ADVICE) if memory.is_file() else {"asked": {}}
@@ -143,7 +159,7 @@ def choose(text: Text, variants: Sequence[str], minutes: float, jobs: int, out: 
         except CoupledQKError as error:
             raise FileError(f"{memory} is damaged ({error}): {ADVICE}") from None
     speeds, compiled = fastest(variants, minutes)
-    choice = replace(fit(text, speeds, minutes, jobs, n_seeds), compiled=compiled)
+    choice = fit(text, Timing(speeds, jobs, compiled, time.monotonic() - began), minutes, n_seeds)
     write_json(memory, {"asked": asked, "choice": asdict(choice)})
     return choice
 
@@ -160,7 +176,8 @@ def fastest(variants: Sequence[str], minutes: float) -> tuple[dict[str, tuple[fl
         compiled = measure_speeds(variants, compiled=True)
     except Exception:  # a missing or failing compiler raises many kinds of errors, and models train without it
         return eager, False
-    return (compiled, True) if _token_seconds(compiled) < _token_seconds(eager) else (eager, False)
+    faster = Timing(compiled, jobs=1).token_seconds < Timing(eager, jobs=1).token_seconds
+    return (compiled, True) if faster else (eager, False)
 
 
 def measure_speeds(variants: Sequence[str], compiled: bool = False) -> dict[str, tuple[float, ...]]:
@@ -171,45 +188,76 @@ def measure_speeds(variants: Sequence[str], compiled: bool = False) -> dict[str,
     return {name: tuple(values) for name, values in speeds.items()}
 
 
-def fit(text: Text, speeds: Mapping[str, Sequence[float]], minutes: float, jobs: int, n_seeds: int = 0) -> Choice:
+@dataclass(frozen=True)
+class Timing:
+    """What runs cost on this machine."""
+
+    speeds: Mapping[str, Sequence[float]]
+    """Training speed of each variant in tokens per second, one value per interleaved round."""
+    jobs: int
+    """Number of runs at a time."""
+    compiled: bool = False
+    spent: float = 0.0
+    """Seconds that the command has taken so far."""
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds that one training token costs, averaged over the variants."""
+        return fmean(1 / median(values) for values in self.speeds.values())
+
+    def run_seconds(self, text: Text, steps: int) -> float:
+        """The mean duration of a run. A token costs a third of a training token in evaluation, and each run has one additional
+        evaluation at the end."""
+        work = steps * _STEP_TOKENS + (EVALUATIONS + 1) * _valid_tokens(text) / 3
+        return MARGIN * work * self.token_seconds + PER_RUN
+
+    def once_seconds(self) -> float:
+        """The duration of all that does not depend on the number of runs. Each process compiles each variant once."""
+        return self.spent + STARTING + COMPILING * len(self.speeds) * self.compiled + FINISHING
+
+    def minutes(self, text: Text, steps: int, pairs: int) -> float:
+        """The expected duration of the whole comparison."""
+        rounds = math.ceil(pairs * len(self.speeds) / self.jobs)
+        return (self.once_seconds() + rounds * self.run_seconds(text, steps)) / 60
+
+    def pairs(self, text: Text, steps: int, minutes: float) -> int:
+        """The number of pairs that fit into a budget."""
+        rounds = int((60 * minutes - self.once_seconds()) / self.run_seconds(text, steps))
+        return max(0, rounds) * self.jobs // len(self.speeds)
+
+
+def fit(text: Text, timing: Timing, minutes: float, n_seeds: int = 0) -> Choice:
     """Chooses the longest runs of which enough pairs fit into the budget, or as many pairs of the shortest runs as fit.
 
     If the number of seeds is given, it chooses the longest runs of which this many pairs fit.
     """
-    possible = [_choice(text, speeds, steps, minutes, jobs, n_seeds) for steps in LENGTHS if _has_text(text, steps)]
+    possible = [_choice(text, timing, steps, minutes, n_seeds) for steps in LENGTHS if _has_text(text, steps)]
     chosen = next((choice for choice in reversed(possible) if choice.pairs >= (n_seeds or ENOUGH_PAIRS)), possible[0])
     least = n_seeds or FEWEST_PAIRS
     if chosen.pairs < least or (not n_seeds and chosen.detectable > LARGEST_EFFECT):
-        needed = math.ceil((OVERHEAD + least * _pair_seconds(text, speeds, LENGTHS[0], jobs)) / 60)
-        could = f", which have 80% power to detect {100 * chosen.detectable:.1f}%" if chosen.pairs > 1 else ""
-        raise CoupledQKError(
-            f"--minutes {minutes:g} allows {chosen.pairs} pairs of runs on this machine{could}; expected at least {least} "
-            f"pairs and {100 * LARGEST_EFFECT:g}% or less: give --minutes {needed}"
-        )
+        raise CoupledQKError(_too_short(text, timing, minutes, n_seeds, chosen))
     return chosen
 
 
-def _choice(
-    text: Text, speeds: Mapping[str, Sequence[float]], steps: int, minutes: float, jobs: int, n_seeds: int
-) -> Choice:
-    pair = _pair_seconds(text, speeds, steps, jobs)
-    fitting = max(0, int((60 * minutes - OVERHEAD) / pair))
+def _choice(text: Text, timing: Timing, steps: int, minutes: float, n_seeds: int) -> Choice:
+    fitting = timing.pairs(text, steps, minutes)
     pairs = min(fitting, n_seeds) if n_seeds else fitting
     tokens = min(text.train_tokens, steps * _STEP_TOKENS)
-    kept = {name: tuple(values) for name, values in speeds.items()}
-    return Choice(steps, tokens, _valid_tokens(text), pairs, (OVERHEAD + pairs * pair) / 60, kept)
+    speeds = {name: tuple(values) for name, values in timing.speeds.items()}
+    expected = timing.minutes(text, steps, pairs)
+    return Choice(steps, tokens, _valid_tokens(text), pairs, expected, speeds, timing.compiled)
 
 
-def _pair_seconds(text: Text, speeds: Mapping[str, Sequence[float]], steps: int, jobs: int) -> float:
-    """Duration of the runs of all variants with one seed. A token costs a third of a training token in evaluation, and each run
-    has one additional evaluation at the end."""
-    work = steps * _STEP_TOKENS + (EVALUATIONS + 1) * _valid_tokens(text) / 3
-    return MARGIN * work * _token_seconds(speeds) / jobs
-
-
-def _token_seconds(speeds: Mapping[str, Sequence[float]]) -> float:
-    """Seconds that one training token costs, summed over the variants."""
-    return sum(1 / median(values) for values in speeds.values())
+def _too_short(text: Text, timing: Timing, minutes: float, n_seeds: int, chosen: Choice) -> str:
+    """What a budget can detect, and the budget that is needed."""
+    least = n_seeds or next(n for n in itertools.count(FEWEST_PAIRS) if detectable_effect(n) <= LARGEST_EFFECT)
+    could = f", which have 80% power to detect {100 * chosen.detectable:.1f}%" if chosen.pairs > 1 else ""
+    expected = f"{n_seeds} pairs, one per seed" if n_seeds else f"{least} pairs, to detect {100 * LARGEST_EFFECT:g}%"
+    needed = math.ceil(timing.minutes(text, LENGTHS[0], least))
+    return (
+        f"--minutes {minutes:g} allows {chosen.pairs} pairs of runs on this machine{could}; expected at least {expected}: "
+        f"give --minutes {needed}"
+    )
 
 
 def _valid_tokens(text: Text) -> int:

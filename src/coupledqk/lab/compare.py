@@ -1,9 +1,10 @@
 """Tests whether coupling helps on a given text: trains pairs of runs with standard and coupled attention until the result is
 conclusive or a time budget is spent."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..measure import BITS_PER_BYTE, PERPLEXITY
 from ..outcome import Claim, Outcome, Verdict, write
 from ..provenance import available_cores
 from ..sealed import read_sealed_json, write_json
-from ..statistics import LEVEL, SequentialTest, compare_prior, scipy_special
+from ..statistics import LEVEL, SequentialTest, compare_prior, power, scipy_special
 from ..terminal import tokenizing
 from .answer import answer
 from .budget import FEWEST_PAIRS, RECIPE, Choice, Text, choose, detectable_effect, open_text, settings_of
@@ -75,6 +76,8 @@ class Comparison:
     jobs: int
     out: Path
     machines: Machines = LOCAL
+    began: float = field(default_factory=lambda: time.monotonic())
+    """When the command was started, in seconds of the monotonic clock. The budget includes all that it does."""
 
     @classmethod
     def open(
@@ -93,6 +96,9 @@ class Comparison:
                 f"--engine {machines.engine}: add --jobs, the number of runs that the cluster trains at a time, on which the "
                 "number of pairs depends"
             )
+        began = time.monotonic()
+        if not 0 < minutes < math.inf:
+            raise CoupledQKError(f"--minutes {minutes:g}: expected a time above 0")
         scipy_special()  # raises now, rather than after the measurement, if SciPy is missing
         jobs = available_cores() if jobs is None else jobs
         check_jobs(jobs)
@@ -100,9 +106,9 @@ class Comparison:
             raise CoupledQKError(f"--seeds {seeds[0]}: expected at least two, since one pair cannot be tested")
         with tokenizing() as on_bytes:
             text = open_text(corpus, on_bytes)
-        choice = choose(text, variants, minutes, jobs, out, len(seeds))
+        choice = choose(text, variants, minutes, jobs, out, len(seeds), began)
         own = tuple(seeds) or tuple(range(choice.pairs))
-        return cls(text, choice, tuple(variants), own, not seeds, minutes, jobs, out, machines)
+        return cls(text, choice, tuple(variants), own, not seeds, minutes, jobs, out, machines, began)
 
     def describe(self) -> str:
         """What will be trained, how long it will take and what it can detect."""
@@ -117,14 +123,22 @@ class Comparison:
             sentences.append("The models are compiled, which is faster here.")
         if choice.pairs > 1:
             sentences.append(
-                f"80% power to detect an effect of {100 * choice.detectable:.1f}%, if pairs vary as in earlier comparisons "
+                f"80% power to detect an effect of {100 * self.detectable:.1f}%, if pairs vary as in earlier comparisons "
                 f"(standard deviation {100 * compare_prior().sd:.1f}%)."
             )
         return " ".join(sentences)
 
+    @property
+    def detectable(self) -> float:
+        """The effect that the comparison has 80% power to detect, if pairs vary as in earlier comparisons."""
+        prior = compare_prior()
+        if self.sequential:
+            return self.choice.detectable
+        return power.detectable_effect(len(self.seeds), prior.sd, prior_df=prior.df)
+
     def run(self, overview: Overview, stop: Callable[[], bool] = lambda: False) -> Queue:
         """Trains pairs until the result is conclusive or the budget is spent."""
-        deadline = time.monotonic() + 60 * self.minutes
+        deadline = self.began + 60 * self.minutes
 
         def done() -> bool:
             return self.sequential and (self.conclusive_at() is not None or time.monotonic() > deadline)
@@ -196,23 +210,25 @@ class Comparison:
         config = {**found.config, "task": {**found.config["task"], "corpus": self.text.name}}
         measured_coherence, why_not = self._coherence()
         slowdowns = self.choice.slowdowns(self.variants[1], self.variants[0])
-        words = answer(found, self.text.name, measured_coherence, why_not, slowdowns)
-        words = (" ".join([words[0], *self._learned(plan, found), *self._outlook(found)]), *words[1:])
+        why_nothing, learned = self._learned(plan, found)
+        words = answer(found, self.text.name, measured_coherence, why_not, slowdowns, why_nothing)
+        words = (" ".join([words[0], *learned, *self._outlook(found)]), *words[1:])
         found = replace(found, config=config, answer=words, coherence=measured_coherence)
         write(found, plan.outcome)
         return found
 
-    def _learned(self, plan: Plan, found: Outcome) -> list[str]:
-        """How the baseline compares with n-gram models of the same text, and whether it has learned enough."""
+    def _learned(self, plan: Plan, found: Outcome) -> tuple[str | None, list[str]]:
+        """The reason why the baseline has not learned enough for a conclusion, if it has not, and how it compares with n-gram
+        models of the same text."""
         row = next(row for row in found.rows if row.label == self.variants[0])
         run = next((plan.run(cell) for cell in plan.cells if plan.run(cell).result), None)
         ngrams = read_baselines(run.result) if run else ()
         if not ngrams or (bits := row.companions.get(BITS_PER_BYTE.key)) is None:
-            return []
+            return None, []
         if why := objection(bits, ngrams):
-            return [f"Note: {why}. More text or a larger --minutes makes longer runs."]
+            return why, ["More text or a larger --minutes makes longer runs, which learn more."]
         others = ", ".join(f"{each.name} {each.bits_per_byte:.3f}" for each in ngrams if each.order > 1)
-        return [f"{row.label} reaches {bits:.3f} bits per byte (n-gram models of the same text: {others})."]
+        return None, [f"{row.label} reaches {bits:.3f} bits per byte (n-gram models of the same text: {others})."]
 
     def _outlook(self, found: Outcome) -> list[str]:
         """The effect that a longer budget could detect, if the result is inconclusive."""
