@@ -284,3 +284,6 @@ def test_a_plan_of_an_experiment_counts_every_run(capsys: pytest.CaptureFixture)
     n_runs = len(make_plan(load("smoke"), "mini").cells)
     assert f"{n_runs} of {n_runs} runs fit" in said
     assert "coupledqk reproduce smoke --scale mini" in said
+    assert "--engine" not in said
+    main(["plan", "smoke", "--scale", "mini", "--gpus", "2"])
+    assert "coupledqk reproduce smoke --scale mini --engine ray --gpus-per-run 2" in capsys.readouterr().out

@@ -39,5 +39,6 @@ def plan_experiment(name: str, scale: str, machine: Machine) -> str:
     """The plan of all runs of an experiment."""
     experiment = load(name)
     rows = list(experiment_rows(make_plan(experiment, scale), machine))
-    command = f"coupledqk reproduce {shlex.quote(name)} --scale {scale}"
+    several = f" --engine ray --gpus-per-run {machine.devices}" if machine.devices > 1 else ""
+    command = f"coupledqk reproduce {shlex.quote(name)} --scale {scale}{several}"
     return experiment_summary(f"{experiment.title}, {scale}", rows, machine, command)
