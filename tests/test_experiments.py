@@ -137,7 +137,9 @@ def test_compiled_runs_are_the_same_runs():
     eager, compiled = (make_plan(load("adapt"), "mini", compiled=flag) for flag in (False, True))
     assert [cell.name for cell in eager.cells] == [cell.name for cell in compiled.cells]
     assert {cell.config.runtime.compile for cell in with_needed(compiled.cells)} == {True}
-    assert {cell.config.runtime.compile for cell in with_needed(eager.cells)} == {False}
+    assert {cell.config.runtime.compile for cell in with_needed(eager.cells)} == {
+        None
+    }  # each run decides by its length
 
 
 @pytest.mark.parametrize("name", ["convergence-60m", "tokens-to-reach"])
