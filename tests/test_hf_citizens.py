@@ -102,3 +102,16 @@ def test_heads_for_tokens_and_for_questions(tmp_path) -> None:
     for head in (tagger, reader):
         assert torch.equal(head.model.embed.weight, transformers.AutoModel.from_pretrained(tmp_path).embed.weight)
     transformers.utils.logging.set_verbosity_warning()
+
+
+@pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_every_head_knows_its_embedding(head: str) -> None:
+    kind = getattr(transformers, f"AutoModelFor{head}")
+    model = kind.from_config(model_of("euler").config)
+    assert model.get_input_embeddings() is model.model.embed
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    assert len(model.model.embed.weight) == model.config.vocab_size
+    model.enable_input_require_grads()
+    new = torch.nn.Embedding(7, model.config.d_model)
+    model.set_input_embeddings(new)
+    assert model.model.embed is new

@@ -306,6 +306,14 @@ class CoupledQKForQuestionAnswering(GenericForQuestionAnswering, CoupledQKPreTra
     """The transformer with a linear head that scores every token as the start and as the end of the answer."""
 
     base_model_prefix = "model"
+    model: CoupledQKModel
+
+    # The generic head expects the name embed_tokens.
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embed = value  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def register() -> None:
