@@ -95,12 +95,14 @@ def export_run(run: Run, folder: Path) -> None:
 def push_export(folder: Path, repository: str) -> str:
     """Uploads an exported folder to the hub, with the account that huggingface_hub is logged in with; returns its address."""
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
+    client_error = HfHubHTTPError.__bases__[0]  # of the HTTP client, which depends on the version of huggingface_hub
     api = HfApi()
     try:
         address = api.create_repo(repository, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=repository, commit_message="Upload by coupledqk export")
-    except Exception as error:  # the network, the hub and its client raise various exceptions
+    except (client_error, HFValidationError, LocalTokenNotFoundError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CoupledQKError(
             f"{folder} is written, but {repository} cannot be uploaded ({reason}): log in with `hf auth login`, then `hf "
