@@ -97,7 +97,8 @@ def push_export(folder: Path, repository: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    client_error = HfHubHTTPError.__bases__[0]  # of the HTTP client, which depends on the version of huggingface_hub
+    # the base class of errors of the HTTP client, which depends on the version of huggingface_hub
+    client_error: type[Exception] = HfHubHTTPError.__bases__[0]
     api = HfApi()
     try:
         address = api.create_repo(repository, exist_ok=True)
