@@ -70,7 +70,7 @@ def test_n_gram_models_appear_when_a_run_is_finished(tmp_path: Path) -> None:
     bigram = {"order": 2, "perplexity": 100.0, "bits_per_byte": 2.0, "train_tokens": 9}
     run.write_json("result.json", {**run.result, "baselines": [bigram]})
     part = watch_part([tmp_path])
-    assert "bigram model 2.0000 1.000" in text_of(part)
+    assert "bigram model 100.00 2.0000 1.000" in text_of(part)
     curves = re.findall('data-name="([^"]*)" data-x="[^"]*" data-y="([^"]*)"', part)
     assert ("bigram model", "100 100") in curves
     looks = re.findall('data-name="([^"]*)".*?--colour-([0-9])', part)
