@@ -1,15 +1,17 @@
 """The self-check of `couple`: correct unknown architectures pass, and every silent failure is rejected with its name."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from couplable import built, fresh, logits, tiny_config, tiny_model, tokens, transformers
+from couplable import built, coupled, fresh, logits, tiny_config, tiny_model, tokens, transformers
 from coupledqk import CoupledQKError, couple, uncouple
 from coupledqk.coupling import insertion, verify
+from coupledqk.coupling.adapters import load_coupling, save_coupling
 from coupledqk.coupling.architectures import attention_modules, is_verified
 from coupledqk.coupling.couple import coupled_modules, dynamics_of
 from coupledqk.coupling.insertion import CoupledModule
@@ -187,6 +189,14 @@ def test_a_verified_architecture_is_not_checked_again(monkeypatch: pytest.Monkey
     couple(fresh())
     with pytest.raises(CoupledQKError, match="unknown verify 'sometimes': choose from auto"):
         couple(fresh(), verify="sometimes")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_trained_coupling_passes_the_check_and_is_not_changed_by_it(tmp_path: Path) -> None:
+    """The check is of the mechanism: that a loaded coupling is not the identity is no reason to refuse it."""
+    model = coupled()
+    save_coupling(model, tmp_path)
+    loaded = load_coupling(fresh(), tmp_path, verify="always")
+    assert torch.equal(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9)))
 
 
 def test_the_check_draws_no_random_number_of_the_callers() -> None:

@@ -104,15 +104,16 @@ def build_couplings(
     modules = attention_modules(model, names)
     if any(map(is_coupled, modules.values())):
         raise CoupledQKError(f"this {type(model).__name__} is coupled already: call uncouple(model) first")
-    couplings = {}
-    for name, module in modules.items():
-        coupling = build_dynamics(dynamics, *head_shape(module))
-        record(coupling, dynamics)
-        # inside from_pretrained modules are built on the meta device and get their values later
-        is_meta = any(p.is_meta for p in coupling.parameters())
-        device = torch.device("meta") if is_meta else _device(module, model)
-        couplings[name] = coupling.to(device, _dtype(model)).train(module.training)
-    return couplings
+    return {name: build_coupling(model, module, dynamics) for name, module in modules.items()}
+
+
+def build_coupling(model: "PreTrainedModel", module: nn.Module, dynamics: DynamicsConfig) -> nn.Module:
+    coupling = build_dynamics(dynamics, *head_shape(module))
+    record(coupling, dynamics)
+    # inside from_pretrained modules are built on the meta device and get their values later
+    is_meta = any(p.is_meta for p in coupling.parameters())
+    device = torch.device("meta") if is_meta else _device(module, model)
+    return coupling.to(device, _dtype(model)).train(module.training)
 
 
 def attach(model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: DynamicsConfig) -> None:

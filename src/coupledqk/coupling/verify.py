@@ -15,7 +15,6 @@ Then one attention module of the model itself must pass identity and gradients, 
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from ..config import DynamicsConfig
 from ..errors import CoupledQKError, unknown
 from .architectures import is_verified, tower
-from .couple import attach, build_couplings, change_class, coupled_modules, uncouple
+from .couple import attach, build_coupling, build_couplings, change_class, coupled_modules, uncouple
 from .small import LENGTH, accepts, example_inputs, randomize, small_model
 from .versions import quiet
 
@@ -69,19 +68,23 @@ def check_architecture(model: "PreTrainedModel", dynamics: DynamicsConfig) -> No
 
 
 def check_layer(model: "PreTrainedModel") -> None:
-    """Raises unless the first coupled module of the model passes. Its parameters are not changed."""
+    """Raises unless the first coupled module of the model passes, with a new coupling in place of its own."""
     name, module = next(iter(coupled_modules(model).items()))
+    own = module.coupling
     with torch.random.fork_rng(devices=[]), _evaluating(model):
         try:
             args, kwargs = _arguments_of(module, tower(model).base_model)
         except Exception as error:
             raise _refusal(model, f"could not run {name} ({_first_line(error)})") from None
         try:
+            module.coupling = build_coupling(model, module, module.coupling_dynamics)
             _check_module(module, lambda: module(*args, **kwargs)[0])
         except CheckError as failed:
             raise _refusal(model, f"{failed}, in {name}") from None
         except Exception as error:
             raise _refusal(model, f"could not run {name} coupled ({_first_line(error)})") from None
+        finally:
+            module.coupling = own
 
 
 def run_checks(model: Any, inputs: Inputs, dynamics: DynamicsConfig) -> list[str]:
@@ -111,7 +114,6 @@ def run_checks(model: Any, inputs: Inputs, dynamics: DynamicsConfig) -> list[str
 
 
 def _check_module(module: Any, run: Callable[[], Tensor]) -> None:
-    saved = copy.deepcopy(module.coupling.state_dict())
     coupled = type(module)
     change_class(module, coupled.uncoupled_class)
     with torch.no_grad():
@@ -119,11 +121,8 @@ def _check_module(module: Any, run: Callable[[], Tensor]) -> None:
         change_class(module, coupled)
         if not torch.equal(run(), plain):
             raise CheckError("'identity' failed: a new coupling changes the output")
-    try:
-        randomize(module.coupling)
-        _check_gradients(module.coupling, run)
-    finally:
-        module.coupling.load_state_dict(saved)
+    randomize(module.coupling)
+    _check_gradients(module.coupling, run)
 
 
 def _check_gradients(couplings: nn.Module, run: Callable[[], Tensor]) -> None:
