@@ -17,7 +17,7 @@ from coupledqk import CoupledQKError
 from coupledqk.coupling.adapters import load_coupling, merge_coupling, save_coupling
 from coupledqk.coupling.checkpoints import LostCouplingWarning, guard_checkpoints, load_coupled
 from coupledqk.coupling.couple import couple, dynamics_of, uncouple
-from coupledqk.coupling.peft_guard import guard_peft
+from coupledqk.coupling.peft_guard import UncoupledAdapterWarning, guard_peft
 from coupledqk.coupling.settings import to_table
 
 
@@ -153,6 +153,36 @@ def test_a_peft_adapter_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     with pytest.raises(CoupledQKError, match=r"the adapter has NaN or infinite values in .*coupling"):
         peft.PeftModel.from_pretrained(couple(fresh()), tmp_path)
+
+
+def test_a_damaged_peft_adapter_is_refused_by_name(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    saved_lora(tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    for load in (
+        lambda: peft.PeftModel.from_pretrained(couple(fresh()), tmp_path),
+        lambda: couple(fresh()).load_adapter(str(tmp_path)),
+    ):
+        with pytest.raises(
+            CoupledQKError, match=rf"the adapter .*{tmp_path.name} is damaged \(.*\): save or download it again"
+        ):
+            load()
+
+
+@pytest.mark.parametrize("variant", ["euler", "affine"])
+def test_an_adapter_that_knows_no_coupling_warns_if_the_models_coupling_has_an_effect(
+    variant: str, tmp_path: Path
+) -> None:
+    peft: Any = pytest.importorskip("peft")
+    peft.get_peft_model(fresh(), peft.LoraConfig(r=2, target_modules=["v_proj"])).save_pretrained(tmp_path)
+    with warnings.catch_warnings(action="error", category=UncoupledAdapterWarning):
+        peft.PeftModel.from_pretrained(fresh(), tmp_path)
+        peft.PeftModel.from_pretrained(couple(fresh(), variant), tmp_path)  # still the identity
+    with pytest.warns(UncoupledAdapterWarning, match=r"trained without a coupling.*uncoupled model"):
+        peft.PeftModel.from_pretrained(coupled("llama", variant), tmp_path)
+    with pytest.warns(UncoupledAdapterWarning, match=r"trained without a coupling.*uncoupled model"):
+        coupled("llama", variant).load_adapter(str(tmp_path))
 
 
 def frozen_coupling(seed: int) -> Any:

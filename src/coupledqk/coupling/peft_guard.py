@@ -1,23 +1,31 @@
 """PEFT drops weights for which a model has no place, and saves no frozen ones.
 
-Guarded, it saves the coupling of the model with every adapter, and refuses adapters whose coupling the model does not have.
+Guarded, it saves the coupling of the model with every adapter, refuses adapters whose coupling the model does not have, and
+warns of adapters that were trained without the coupling that the model has.
 """
 
 import functools
+import importlib
 import importlib.abc
 import importlib.util
 import sys
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import CoupledQKError
+from .architectures import head_shape
 from .couple import coupled_modules
 from .settings import BUFFER, check_same, recorded
 
 _MODULE = "peft.peft_model"
 _INFIX = ".coupling."
+
+
+class UncoupledAdapterWarning(UserWarning):
+    """An adapter without a coupling was loaded into a model whose coupling has been trained."""
 
 
 def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -36,6 +44,24 @@ def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
             check_same(recorded(tensor, name), modules[_plain(layer)].coupling_dynamics, "the adapter")
         elif not torch.isfinite(tensor).all():
             raise CoupledQKError(f"the adapter has NaN or infinite values in {name}: its training has diverged")
+    if weights and not any(_INFIX in name for name in weights) and any(map(_has_effect, modules.values())):
+        warnings.warn(
+            "the adapter was trained without a coupling, and this model has a trained one: together they compute what neither "
+            "was trained for. Load the adapter into the uncoupled model, or train it further with the coupling",
+            UncoupledAdapterWarning,
+            stacklevel=3,
+        )
+
+
+@torch.no_grad()
+def _has_effect(module: Any) -> bool:
+    """Whether the coupling differs from the identity, with which it starts."""
+    parameter = next(module.coupling.parameters())
+    width, heads = head_shape(module)
+    q = torch.linspace(-1, 1, heads * width, dtype=parameter.dtype, device=parameter.device).view(1, 1, heads, width)
+    k = q.flip(-1)
+    evolved = module.coupling(q, k)
+    return not all(map(torch.equal, evolved, (q, k)))
 
 
 def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -72,11 +98,10 @@ def guard_transformers() -> None:
 
     @functools.wraps(load)
     def load_adapter(self: Any, peft_model_id: Any = None, *args: Any, **kwargs: Any) -> Any:
-        from peft.utils import load_peft_weights
-
         weights = kwargs.get("adapter_state_dict")
         if weights is None and peft_model_id is not None:
-            weights = load_peft_weights(str(peft_model_id), device="cpu", **(kwargs.get("adapter_kwargs") or {}))
+            peft_model, options = importlib.import_module(_MODULE), kwargs.get("adapter_kwargs") or {}
+            weights = peft_model.load_peft_weights(str(peft_model_id), device="cpu", **options)
         check_adapter(self, weights or {})
         if getattr(self, "peft_config", None):
             check_other_adapters(self, weights or {})
@@ -118,6 +143,16 @@ def _guard(peft_model: Any) -> None:
         return load(model, weights, *args, **kwargs)
 
     collect = peft_model.get_peft_model_state_dict
+    read = peft_model.load_peft_weights
+
+    @functools.wraps(read)
+    def load_peft_weights(model_id: str, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        from safetensors import SafetensorError
+
+        try:
+            return read(model_id, *args, **kwargs)
+        except SafetensorError as error:
+            raise CoupledQKError(f"the adapter {model_id} is damaged ({error}): save or download it again") from None
 
     @functools.wraps(collect)
     def get_peft_model_state_dict(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -127,6 +162,7 @@ def _guard(peft_model: Any) -> None:
     set_peft_model_state_dict.guards_couplings = True  # pyright: ignore[reportAttributeAccessIssue]
     peft_model.set_peft_model_state_dict = set_peft_model_state_dict
     peft_model.get_peft_model_state_dict = get_peft_model_state_dict
+    peft_model.load_peft_weights = load_peft_weights
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
