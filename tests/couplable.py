@@ -32,9 +32,16 @@ SMALL: dict[str, Any] = {
 _DECODING_ENCODERS = """
     bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl
 """
+_QWEN2 = """
+    vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size initializer_range
+"""
 HYBRID = ["linear_attention", "full_attention"]
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "got_ocr2": {
+        "text_config": {"model_type": "qwen2", **{name: SMALL[name] for name in _QWEN2.split()}},
+        "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32},
+    },
     "granitemoehybrid": {"layer_types": HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1, "expert_layer_offset": 0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -48,8 +55,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 _NAMES = """
     afmoe apertus arcee aria_text beam bert bert-generation biogpt bitnet camembert cohere cohere2 cohere2_moe
-    cwm data2vec-text diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1
-    flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite
+    ctrl cwm data2vec-text diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1
+    flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite
     granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
     hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2
     lfm2_moe lfm3 llama llama4_text mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral

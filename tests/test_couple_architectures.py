@@ -56,7 +56,8 @@ def assert_kept(error: Callable[[Any], float], architecture: str) -> None:
 def test_the_list_of_verified_classes_is_what_these_tests_verify() -> None:
     models = [*map(awake, ARCHITECTURES), *(couple(fresh_tower(name)) for name in TOWERS)]
     found = {module.uncoupled_class for model in models for module in coupled_modules(model).values()}
-    assert {kind.__name__ for kind in found} == VERIFIED
+    shared = {"MultiHeadAttention"}  # CTRL's, and a different class in XLM and FlauBERT: checked at every call
+    assert {kind.__name__ for kind in found} == VERIFIED | shared
 
 
 @every_architecture
