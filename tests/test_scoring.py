@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conftest import double_randn, stir
@@ -12,6 +13,7 @@ from coupledqk.config import ScoringConfig
 from coupledqk.layers import RMS_EPS
 from coupledqk.scoring import SCORINGS as SCORING_RECORDS
 from coupledqk.scoring import blocks, build_scoring
+from coupledqk.scoring.softmax import attend
 from coupledqk.variants import variant
 
 SCORINGS = {
@@ -94,6 +96,30 @@ def test_blocks_are_as_exact_as_flash(monkeypatch):
     for mine, flash, truth in zip(results["blocks"], results["flash"], expected, strict=True):
         error, allowed = ((x - truth).norm() / truth.norm() for x in (mine, flash))
         assert error <= 1.1 * allowed + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_training_in_half_precision_is_as_exact_as_the_kernel_in_that_precision(dtype, autocast):
+    """On a CPU the kernel is then used in float32. Outputs and gradients keep the dtype of the inputs."""
+    exact = [torch.randn(2, 33, H, WIDTH, dtype=torch.float64) for _ in range(3)]
+    given = [x.to(dtype).requires_grad_() for x in exact]
+    truth = [x.detach().double().requires_grad_() for x in given]
+    cotangent = torch.randn(2, 33, H, WIDTH).to(dtype)
+    results = []
+    for fast, inputs in ((True, given), (False, given), (True, truth)):
+        with torch.autocast("cpu", dtype, enabled=autocast and inputs is given):
+            if fast:
+                out = attend(*inputs, causal=True)
+            else:
+                out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in inputs), is_causal=True).transpose(
+                    1, 2
+                )
+        results.append([out, *torch.autograd.grad(out, inputs, cotangent.to(out.dtype))])
+    for mine, naive, true in zip(*results, strict=True):
+        assert mine.dtype == naive.dtype == dtype
+        error, allowed = ((x.double() - true).norm() for x in (mine, naive))
+        assert error <= 1.05 * allowed
 
 
 @pytest.mark.parametrize("group_size", [1, 2])

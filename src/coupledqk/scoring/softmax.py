@@ -19,10 +19,23 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """The attention output with scores q kᵀ · `scale`; `scale` is 1/√d by default."""
-    grouped = q.shape[2] != k.shape[2]
+    options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
-    return out.transpose(1, 2)
+    if not needs_float32(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+    with torch.autocast("cpu", enabled=False):
+        out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **options)
+    return out.transpose(1, 2).to(v.dtype)
+
+
+def needs_float32(*tensors: Tensor) -> bool:
+    """Whether the kernel is used in float32 although the model computes in half precision: for training on a CPU.
+
+    Forward and backward pass of PyTorch's CPU kernel take up to 3.8 times as long in bfloat16 as in float32, and 6 to 8 times
+    in float16. Only with long sequences is bfloat16 faster, by up to a fifth (`benchmarks/attention.py`).
+    """
+    half = any(x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
+    return half and tensors[0].is_cpu and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def masked_scores(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
