@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from scipy.stats import linregress
@@ -12,11 +13,13 @@ from coupledqk.costs import count_parameters
 from coupledqk.lab import ladder
 from coupledqk.lab.cells import make_plan
 from coupledqk.lab.estimates import tokens
-from coupledqk.lab.experiment import LadderSpec, load
+from coupledqk.lab.experiment import load
 from coupledqk.lab.laboratory import run_experiment
-from coupledqk.lab.ladder import fit_ladder, least_memory, paper_ladder, slope_of, too_large
+from coupledqk.lab.ladder import least_memory, paper_ladder, too_large
+from coupledqk.lab.merge import merge
+from coupledqk.lab.rungs import fit_ladder, slope_of
 from coupledqk.lab.runner import Queue, run_queue
-from coupledqk.outcome import read
+from coupledqk.outcome import LadderSpec, read
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
 from test_runner import Pretend, Watch
 
@@ -135,6 +138,19 @@ def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
     assert [(colour, d.count("V")) for colour, d in bars] == [("0", 3), ("1", 3)], "an interval for each rung"
     assert "slope per tenfold size" in page
     assert re.search(r"[+−][\d.]+ points to [+−][\d.]+ points", page)
+
+
+def test_rungs_trained_at_different_times_merge_into_the_ladder_of_all(mine):  # noqa: F811
+    mine.write_text(LADDER.replace("CORPUS", str(mine.parent / "products.txt")))
+    every, *parts = (run_experiment(mine, seeds=seeds, progress=False) for seeds in ([0, 1, 2], [0, 1], [2]))
+    assert merge(parts).ladders == every.ladders
+    assert [rung.n for rung in every.ladders[0].rungs] == [3, 3, 3]
+    top = {"standard, L", "hamiltonian, L"}
+    lower, upper = (
+        replace(every, rows=tuple(row for row in every.rows if (row.label in top) == is_top), cells=())
+        for is_top in (False, True)
+    )
+    assert merge([lower, upper]).ladders == every.ladders
 
 
 def test_a_rung_that_does_not_fit_is_reported_and_the_rest_runs(mine, monkeypatch, capsys):  # noqa: F811

@@ -208,6 +208,19 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class LadderSpec:
+    """Rows that differ in model size. The outcome contains the effect as a function of size."""
+
+    variant: str
+    """Label of the variant's rows, containing {size}."""
+    baseline: str
+    """Label of the baseline's rows, containing {size}."""
+    sizes: tuple[str, ...]
+    name: str = "here"
+    """Name of the ladder in tables and charts, where the paper's ladder is shown too."""
+
+
+@dataclass(frozen=True)
 class Rung:
     """The effect at one model size."""
 
@@ -233,6 +246,8 @@ class Ladder:
     """Change of the effect per tenfold increase in size."""
     slope_interval: tuple[float, float] | None = None
     """95% interval of the slope."""
+    spec: LadderSpec | None = None
+    """The rows that were compared; None for published effects."""
 
 
 @dataclass(frozen=True)

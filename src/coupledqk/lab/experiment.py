@@ -34,7 +34,7 @@ from ..config import RunConfig
 from ..errors import CoupledQKError, unknown
 from ..files import FileError, read_text
 from ..measure import MEASURES, Measure
-from ..outcome import Claim, Published
+from ..outcome import Claim, LadderSpec, Published
 from ..run_folder import default_name
 from ..schema import decode, from_dict, parse_toml, require
 from .verdicts import check_primary
@@ -66,19 +66,6 @@ class Needs:
     recipe: str
     variant: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LadderSpec:
-    """Rows of a grid that differ in model size. The outcome contains the effect as a function of size."""
-
-    variant: str
-    """Label of the variant's rows, containing {size}."""
-    baseline: str
-    """Label of the baseline's rows, containing {size}."""
-    sizes: tuple[str, ...]
-    name: str = "here"
-    """Name of the ladder in tables and charts, where the paper's ladder is shown too."""
 
 
 Property = Literal["loss", "context_gain", "lr_sensitivity", "steps_to_recall", "entropy", "effective_rank"]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ..baselines import PositionLoss
 from ..errors import CoupledQKError
-from ..outcome import CellRecord, Origin, Outcome, Row, read, write
+from ..outcome import CellRecord, Ladder, Origin, Outcome, Row, read, write
 from .outcomes import with_changes
+from .rungs import fit_ladder
 from .verdicts import judge_all
 
 
@@ -46,6 +47,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         verdicts=tuple(judge_all(claims, samples, first.metric.better)),
         cells=_cells(outcomes),
         origin=_origin([outcome.origin for outcome in outcomes]),
+        ladders=_ladders(outcomes, rows),
     )
     return with_changes(merged)
 
@@ -57,10 +59,10 @@ def _check(first: Outcome, other: Outcome) -> None:
             "scale and metric"
         )
     for outcome in (first, other):
-        if outcome.name == first.name and (outcome.answer or outcome.ladders or outcome.shifts):
+        if outcome.name == first.name and (outcome.answer or outcome.shifts):
             raise CoupledQKError(
-                f"{outcome.name} has more results than rows and claims, which cannot be merged: train the seeds in one folder "
-                "with `coupledqk reproduce --seeds`"
+                f"{outcome.name} has results that are computed from the run folders, which cannot be merged: train the seeds "
+                "in one folder with `coupledqk reproduce --seeds`"
             )
     differing = [key for key in first.config if key != "runtime" and first.config[key] != other.config.get(key)]
     if differing:
@@ -142,6 +144,15 @@ def _position_losses(rows: Sequence[Row]) -> tuple[PositionLoss, ...]:
     return tuple(
         replace(column[0], loss=statistics.fmean([part.loss for part in column], weights)) for column in columns
     )
+
+
+def _ladders(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> tuple[Ladder, ...]:
+    """The ladders of all outcomes, each fitted again to the merged rows, and the published ones as they are."""
+    samples = {row.label: row.seeds for row in rows}
+    parameters = {row.label: row.parameters for row in rows if row.parameters is not None}
+    found = {ladder.name: ladder for outcome in outcomes for ladder in outcome.ladders}
+    fitted = [fit_ladder(ladder.spec, samples, parameters) if ladder.spec else ladder for ladder in found.values()]
+    return tuple(sorted(fitted, key=lambda ladder: ladder.spec is None))
 
 
 def _origin(origins: Sequence[Origin]) -> Origin:

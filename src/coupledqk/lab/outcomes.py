@@ -19,6 +19,7 @@ from ..schema import flat, to_dict
 from ..statistics import UntestableError, paired, relative_differences
 from .cells import Cell, Plan, base_config, failure, status
 from .experiment import Scale
+from .rungs import fit_ladder
 from .shifts import find_shifts
 from .verdicts import judge_all
 
@@ -69,7 +70,7 @@ def outcome(plan: Plan) -> Outcome:
 def _ladders(plan: Plan, samples: Values) -> tuple[Ladder, ...]:
     if not isinstance(plan.scale, Scale) or not plan.scale.ladders:
         return ()
-    from .ladder import fit_ladder, paper_ladder
+    from .ladder import paper_ladder
 
     parameters = {cell.label: plan.run(cell).info["parameters"] for cell in plan.cells if plan.run(cell).info}
     planned = [
