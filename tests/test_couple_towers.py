@@ -121,3 +121,48 @@ def test_whisper_is_coupled_by_its_encoder(tmp_path: Path) -> None:
 def test_an_encoder_of_an_unknown_class_is_checked_first() -> None:
     model = couple(fresh_tower("vit"), verify="always")
     assert torch.equal(states(model), states(built_tower("vit")))
+
+
+T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
+AUDIO: dict[str, Any] = {
+    **BLOCKS, "conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2,
+}  # fmt: skip
+CHECKED: dict[str, dict[str, Any]] = {
+    "T5Encoder": T5,  # of a class that is also the decoder's, which has a cache
+    "Wav2Vec2": AUDIO,  # samples as input
+    "MLCDVision": {**IMAGE, "num_key_value_groups": 1},  # rotates before its heads are brought to the front
+    "DINOv3ViT": IMAGE,  # its inner model has no embedding
+    "DeiT": {**IMAGE, "image_size": (16, 24)},  # images that are not square
+    "ViTMAE": {**IMAGE, "mask_ratio": 0.5},  # draws a random mask
+    "Idefics3VisionTransformer": IMAGE,  # names the wrong main input
+}
+"""Encoders that the self-check has to run in different ways."""
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_encoders_that_are_run_in_unusual_ways_pass_the_check(name: str) -> None:
+    kind = getattr(transformers, f"{name}Model", None) or getattr(transformers, name)
+    model = kind(kind.config_class(**CHECKED[name])).eval()
+    inputs = example_inputs(model)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        before = model(**inputs)[0]
+        couple(model)
+        torch.manual_seed(0)
+        assert torch.equal(model(**inputs)[0], before)
+    assert len(coupled_modules(model)) == 2
+
+
+def test_inputs_that_the_check_cannot_generate_are_named() -> None:
+    vision = {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 4, "patch_size": 4}
+    kind = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
+    with pytest.raises(CoupledQKError, match="self-check cannot generate its input hidden_states, grid_thw"):
+        couple(kind(kind.config_class(**vision)))
+
+
+@pytest.mark.parametrize(("name", "settings"), [("T5Model", T5), ("InstructBlipQFormerModel", TEXT)])
+def test_cross_attention_is_refused_wherever_it_is(name: str, settings: dict[str, Any]) -> None:
+    kind = getattr(transformers, name)
+    with pytest.raises(CoupledQKError, match="is cross-attention"):
+        couple(kind(kind.config_class(**settings)), verify="never")

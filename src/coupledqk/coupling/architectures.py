@@ -38,7 +38,7 @@ VERIFIED = frozenset(_VERIFIED.split())
 
 _ATTENTION = re.compile(r"(Attention|Attn|MLA)\d*$")
 _LINEAR = re.compile("(Delta|Lightning|TextLinear)Attention$")
-_CROSS = re.compile(r"(encoder_attn|cross_?attn|cross_?attention|EncDecAttention)$")
+_CROSS = re.compile(r"cross_?att|encoder_att|encoder_decoder_att|EncDecAttention", re.IGNORECASE)
 
 
 def tower(model: "PreTrainedModel") -> "PreTrainedModel":
@@ -91,7 +91,7 @@ def _is_named_attention(module: nn.Module) -> bool:
 
 
 def _obstacle(name: str, module: Any) -> str | None:
-    if getattr(module, "is_cross_attention", False) or _CROSS.search(name) or "CrossAttention" in type(module).__name__:
+    if getattr(module, "is_cross_attention", False) or _CROSS.search(name) or _CROSS.search(type(module).__name__):
         return "is cross-attention, where queries and keys belong to different tokens"
     if hasattr(module, "kv_lora_rank") or type(module).__name__.endswith("MLA"):
         return "is latent attention (MLA): its keys are rebuilt from a compressed cache"
@@ -110,8 +110,8 @@ def _obstacle(name: str, module: Any) -> str | None:
 def head_shape(module: Any) -> tuple[int, int]:
     """Width of a head and number of key heads."""
     config = getattr(module, "config", None)
-    width = _first(module, "head_dim", "head_size", "attention_head_size", "attn_head_size")
-    heads = _first(module, "num_attention_heads", "num_heads") or _first(
+    width = _first(module, "head_dim", "head_size", "attention_head_size", "attn_head_size", "key_value_proj_dim")
+    heads = _first(module, "num_attention_heads", "num_heads", "n_heads") or _first(
         config, "num_attention_heads", "n_heads", "n_head"
     )
     key_heads = (

@@ -26,6 +26,7 @@ from ..config import DynamicsConfig
 
 ROTATION = re.compile("rot|rope")
 """Matches the names of the functions that apply RoPE: apply_rotary_pos_emb, apply_rotary_emb, ..."""
+_TRANSPOSITION = re.compile(r"transpose\(1, 2\)|permute\(0, 2, 1, 3\)")
 
 
 class InsertionError(Exception):
@@ -160,9 +161,9 @@ def _before_slices(block: list[ast.stmt], index: int, slices: set[str]) -> int:
 
 
 def _transposes(block: list[ast.stmt], query: str) -> bool:
-    """Whether `query = query.transpose(1, 2)` or the like comes in this block."""
+    """Whether this block contains `query = query.transpose(1, 2)` or an equivalent."""
     return any(
-        isinstance(node, ast.Assign) and query in _assigned([node]) and "transpose(1, 2)" in ast.unparse(node.value)
+        isinstance(node, ast.Assign) and query in _assigned([node]) and _TRANSPOSITION.search(ast.unparse(node.value))
         for node in itertools.chain.from_iterable(map(ast.walk, block))
     )
 

@@ -1,6 +1,7 @@
 """Builds a small model from the configuration of a large one, and inputs for it, for the self-check of `couple`."""
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +25,19 @@ _WIDTHS = {  # outside of attention
 }
 
 
+class InputError(Exception):
+    """An input of a model cannot be generated; the message names it."""
+
+
+def backbone(model: "PreTrainedModel") -> Any:
+    """The part that is coupled, without its head. The inner model of some classes, such as DINOv3's, lacks the embedding."""
+    whole: Any = tower(model)
+    return whole if input_name(whole.base_model) is None else whole.base_model
+
+
 def small_model(model: "PreTrainedModel") -> Any:
     """The architecture without its head: the heads, RoPE, norms and kinds of layers of the model, with random weights."""
-    base: Any = tower(model).base_model
+    base = backbone(model)
     attention = "sdpa" if base._supports_sdpa else "eager"
     try:
         small = type(base)._from_config(small_config(base.config, _WIDTHS), attn_implementation=attention)
@@ -54,29 +65,53 @@ def small_config(config: Any, widths: dict[str, int]) -> Any:
 
 @torch.no_grad()
 def randomize(module: nn.Module) -> None:
-    """Randomises all weights, norms and biases included: norms of 1 would hide a norm on the wrong side of a rotation."""
+    """Randomises all weights, norms and biases included: norms of 1 would hide a norm on the wrong side of a rotation.
+
+    Random numbers are drawn on the CPU, since the self-check restores no other generator.
+    """
     for parameter in module.parameters():
         if parameter.is_floating_point():
-            noise = torch.randn_like(parameter)
+            noise = torch.randn(parameter.shape, device="cpu").to(parameter)
             matrix = parameter.ndim > 1
             parameter.copy_(noise / parameter.shape[-1] ** 0.5 if matrix else parameter + 0.5 * noise)
 
 
+def input_name(model: Any) -> str | None:
+    """The name of the model's main input, if the self-check can generate it. Some classes inherit a wrong `main_input_name`."""
+    known = ("input_ids", "pixel_values", "input_features", "input_values")
+    return next((name for name in (model.main_input_name, *known) if name in known and accepts(model, name)), None)
+
+
 def example_inputs(model: Any, batch: int = 2) -> dict[str, Tensor]:
-    """Random tokens, pixels or audio features for a model without a head, by the name of its main input."""
-    config, name = model.config, model.main_input_name
+    """Random tokens, pixels or audio for a model without a head, as its main input."""
+    config, name = model.config, input_name(model)
+    parameters = inspect.signature(model.forward).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if name is None or set(required) - {name}:
+        others = ", ".join(other for other in required if other != name) or model.main_input_name
+        raise InputError(f"cannot generate its input {others}")
+    generator = torch.Generator().manual_seed(0)
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))  # meta: offloaded
-    if name == "input_ids":
-        high = min(VOCABULARY, config.vocab_size)
-        return {name: torch.randint(2, high, (batch, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)}
+    try:
+        if name == "input_ids":
+            high = min(VOCABULARY, config.vocab_size)
+            return {name: torch.randint(2, high, (batch, LENGTH), generator=generator).to(device)}
+        values = torch.randn(batch, *_shape(name, config), generator=generator)
+    except AttributeError as error:  # a setting that other configurations have
+        raise InputError(f"cannot generate its {name} ({error})") from None
+    return {name: values.to(device, model.dtype)}
+
+
+def _shape(name: str, config: Any) -> tuple[int, ...]:
+    """The shape of one image or recording."""
     if name == "pixel_values":
-        size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
-        shape = (batch, config.num_channels, size, size)
-    elif name == "input_features":
-        shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)
-    else:
-        raise ValueError(f"its main input is {name!r}, not input_ids, pixel_values or input_features")
-    return {name: torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, model.dtype)}
+        size = config.image_size
+        return getattr(config, "num_channels", 3), *((size, size) if isinstance(size, int) else size)
+    if name == "input_features":
+        return config.num_mel_bins, 2 * config.max_source_positions
+    if hasattr(config, "conv_stride"):  # samples, as in Wav2Vec2
+        return ((LENGTH + 1) * math.prod(config.conv_stride),)
+    return config.max_length, config.num_mel_bins
 
 
 def accepts(model: Any, name: str) -> bool:
