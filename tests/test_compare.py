@@ -20,6 +20,7 @@ from coupledqk.lab.budget import (
     FEWEST_PAIRS,
     LENGTHS,
     Choice,
+    Mode,
     Text,
     Timing,
     choose,
@@ -89,7 +90,7 @@ def test_the_expected_duration_includes_all_that_the_command_does() -> None:
     assert minutes(8, jobs=16) == pytest.approx(minutes(1, jobs=2)), "all runs at a time take as long as one"
     assert minutes(8, jobs=15) == pytest.approx(minutes(2, jobs=2)), "a run that is left over takes as long again"
     assert 60 * (minutes(8, spent=90.0) - minutes(8)) == pytest.approx(90)
-    assert 60 * (minutes(8, compiled=True) - minutes(8)) == pytest.approx(2 * budget.COMPILING)
+    assert 60 * (minutes(8, mode=Mode(compiled=True)) - minutes(8)) == pytest.approx(2 * budget.COMPILING)
 
 
 def test_a_text_is_passed_over_a_limited_number_of_times() -> None:
@@ -113,7 +114,7 @@ def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([20_000.0, 90_000.0, 90_000.0])
-    monkeypatch.setattr(budget, "measure_speeds", lambda _, compiled=False: dict.fromkeys(COUPLED, (next(speeds),)))
+    monkeypatch.setattr(budget, "measure_speeds", lambda *_: dict.fromkeys(COUPLED, (next(speeds),)))
     first, again, other = (choose(NOVEL, COUPLED, minutes, 1, tmp_path) for minutes in (19, 19, 18))
     assert first == again
     assert (other.steps, other.pairs) > (first.steps, first.pairs)
@@ -121,33 +122,47 @@ def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
         choose(dataclasses.replace(NOVEL, hash="def"), COUPLED, 19, 1, tmp_path)
 
 
-@pytest.mark.parametrize(("gain", "minutes", "compiled"), [(1.3, 30, True), (0.9, 30, False), (1.3, 5, False)])
-def test_models_are_compiled_if_that_is_faster_and_the_budget_is_worth_it(
-    monkeypatch: pytest.MonkeyPatch, gain: float, minutes: float, compiled: bool
+EAGER, COMPILED, BFLOAT16 = Mode(), Mode(True), Mode(True, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("gains", "minutes", "has", "expected"),
+    [
+        ({COMPILED: 1.3, BFLOAT16: 1.5}, 30, True, BFLOAT16),
+        ({COMPILED: 1.3, BFLOAT16: 1.2}, 30, True, COMPILED),
+        ({COMPILED: 1.3, BFLOAT16: 1.5}, 30, False, COMPILED),
+        ({COMPILED: 0.9, BFLOAT16: 0.8}, 30, True, EAGER),
+        ({COMPILED: 1.3, BFLOAT16: 1.5}, 5, True, EAGER),
+    ],
+)
+def test_models_are_computed_in_the_fastest_mode_that_the_budget_is_worth(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[Mode, float], minutes: float, has: bool, expected: Mode
 ) -> None:
-    speeds = {False: (20_000.0,), True: (20_000.0 * gain,)}
-    monkeypatch.setattr(budget, "measure_speeds", lambda names, compiled=False: dict.fromkeys(names, speeds[compiled]))
-    assert fastest(COUPLED, minutes) == (dict.fromkeys(COUPLED, speeds[compiled]), compiled)
+    speeds = {mode: (20_000.0 * gain,) for mode, gain in {EAGER: 1.0, **gains}.items()}
+    monkeypatch.setattr(budget, "measure_speeds", lambda names, mode: dict.fromkeys(names, speeds[mode]))
+    monkeypatch.setattr(budget, "has_bfloat16", lambda: has)
+    assert fastest(COUPLED, minutes) == (dict.fromkeys(COUPLED, speeds[expected]), expected)
 
 
 def test_a_failing_compiler_does_not_stop_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(names: Sequence[str], compiled: bool = False) -> dict[str, tuple[float, ...]]:
-        if compiled:
+    def measure(names: Sequence[str], mode: Mode) -> dict[str, tuple[float, ...]]:
+        if mode.compiled:
             raise RuntimeError("no working C++ compiler found")
         return dict.fromkeys(names, (20_000.0,))
 
     monkeypatch.setattr(budget, "measure_speeds", measure)
-    assert fastest(COUPLED, 30) == (dict.fromkeys(COUPLED, (20_000.0,)), False)
+    assert fastest(COUPLED, 30) == (dict.fromkeys(COUPLED, (20_000.0,)), EAGER)
 
 
-def test_a_choice_to_compile_reaches_the_runs_but_not_their_identity() -> None:
+def test_the_mode_reaches_the_runs_and_only_its_precision_is_part_of_their_identity() -> None:
     choice = fit(NOVEL, TIMING, 30)
-    eager, compiled = (
-        recipe(budget.RECIPE, **settings_of(NOVEL, dataclasses.replace(choice, compiled=flag)))
-        for flag in (False, True)
+    eager, compiled, bfloat16 = (
+        recipe(budget.RECIPE, **settings_of(NOVEL, dataclasses.replace(choice, mode=mode)))
+        for mode in (EAGER, COMPILED, BFLOAT16)
     )
-    assert (eager.runtime.compile, compiled.runtime.compile) == (False, True)
-    assert identity(eager) == identity(compiled)
+    assert [run.runtime.compile for run in (eager, compiled, bfloat16)] == [False, True, True]
+    assert [run.train.precision for run in (eager, compiled, bfloat16)] == ["fp32", "fp32", "bf16"]
+    assert identity(eager) == identity(compiled) != identity(bfloat16)
 
 
 # --- when it stops ----------------------------------------------------------------------------------------------------------

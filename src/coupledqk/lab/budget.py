@@ -20,7 +20,7 @@ from ..schema import from_dict
 from ..sealed import read_sealed_json, write_json
 from ..statistics import SequentialTest, compare_prior
 from ..terminal import status
-from .speed import training_speeds
+from .speed import has_bfloat16, training_speeds
 
 RECIPE = "mini-modern"
 LENGTHS = (2_000, 4_000)
@@ -64,6 +64,21 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Mode:
+    """How models are computed."""
+
+    compiled: bool = False
+    """Whether they are compiled by torch.compile."""
+    precision: str = "fp32"
+    """Precision of matrix products."""
+
+    def __str__(self) -> str:
+        return (
+            "compiled" + " and computed in bfloat16" * (self.precision == "bf16") if self.compiled else "not compiled"
+        )
+
+
+@dataclass(frozen=True)
 class Choice:
     """The runs that fit into a budget."""
 
@@ -78,8 +93,7 @@ class Choice:
     """Expected duration of all runs."""
     speeds: dict[str, tuple[float, ...]]
     """Training speed of each variant in tokens per second, one value per interleaved round."""
-    compiled: bool = False
-    """Whether the models are compiled by torch.compile."""
+    mode: Mode = Mode()
 
     @property
     def passes(self) -> str:
@@ -158,32 +172,34 @@ def choose(
             return from_dict(Choice, known.get("choice"))
         except CoupledQKError as error:
             raise FileError(f"{memory} is damaged ({error}): {ADVICE}") from None
-    speeds, compiled = fastest(variants, minutes)
-    choice = fit(text, Timing(speeds, jobs, compiled, time.monotonic() - began), minutes, n_seeds)
+    speeds, mode = fastest(variants, minutes)
+    timing = Timing(speeds, jobs, mode, time.monotonic() - began)
+    choice = fit(text, timing, minutes, n_seeds)
     write_json(memory, {"asked": asked, "choice": asdict(choice)})
     return choice
 
 
-def fastest(variants: Sequence[str], minutes: float) -> tuple[dict[str, tuple[float, ...]], bool]:
-    """The measured speed of each variant, and whether it is that of compiled models.
+def fastest(variants: Sequence[str], minutes: float) -> tuple[dict[str, tuple[float, ...]], Mode]:
+    """The measured speed of each variant in the fastest mode, and that mode.
 
-    Models are compiled if the budget is large enough, compilation succeeds, and compiled models are faster.
+    Other modes than the default one are tried if the budget is large enough: compiled models and, if the processor has
+    instructions for it, compiled models in bfloat16.
     """
-    eager = measure_speeds(variants)
-    if minutes < COMPILE_MINUTES:
-        return eager, False
-    try:
-        compiled = measure_speeds(variants, compiled=True)
-    except Exception:  # a missing or failing compiler raises many kinds of errors, and models train without it
-        return eager, False
-    faster = Timing(compiled, jobs=1).token_seconds < Timing(eager, jobs=1).token_seconds
-    return (compiled, True) if faster else (eager, False)
+    found = {Mode(): measure_speeds(variants, Mode())}
+    others = (Mode(True), Mode(True, "bf16")) if has_bfloat16() else (Mode(True),)
+    for mode in others if minutes >= COMPILE_MINUTES else ():
+        try:
+            found[mode] = measure_speeds(variants, mode)
+        except Exception:  # a missing or failing compiler raises many kinds of errors, and models train without it
+            break
+    best = min(found, key=lambda mode: Timing(found[mode], jobs=1).token_seconds)
+    return found[best], best
 
 
-def measure_speeds(variants: Sequence[str], compiled: bool = False) -> dict[str, tuple[float, ...]]:
+def measure_speeds(variants: Sequence[str], mode: Mode) -> dict[str, tuple[float, ...]]:
     """Training tokens per second of each variant, in interleaved rounds."""
-    configs = {name: recipe(RECIPE, name, compile=compiled) for name in variants}
-    with status("measuring the training speed" + " of compiled models" * compiled):
+    configs = {name: recipe(RECIPE, name, compile=mode.compiled, precision=mode.precision) for name in variants}
+    with status(f"measuring the training speed of models that are {mode}"):
         speeds = training_speeds(configs, ROUNDS, ROUND_STEPS)
     return {name: tuple(values) for name, values in speeds.items()}
 
@@ -196,7 +212,7 @@ class Timing:
     """Training speed of each variant in tokens per second, one value per interleaved round."""
     jobs: int
     """Number of runs at a time."""
-    compiled: bool = False
+    mode: Mode = Mode()
     spent: float = 0.0
     """Seconds that the command has taken so far."""
 
@@ -213,7 +229,7 @@ class Timing:
 
     def once_seconds(self) -> float:
         """The duration of all that does not depend on the number of runs. Each process compiles each variant once."""
-        return self.spent + STARTING + COMPILING * len(self.speeds) * self.compiled + FINISHING
+        return self.spent + STARTING + COMPILING * len(self.speeds) * self.mode.compiled + FINISHING
 
     def minutes(self, text: Text, steps: int, pairs: int) -> float:
         """The expected duration of the whole comparison."""
@@ -245,7 +261,7 @@ def _choice(text: Text, timing: Timing, steps: int, minutes: float, n_seeds: int
     tokens = min(text.train_tokens, steps * _STEP_TOKENS)
     speeds = {name: tuple(values) for name, values in timing.speeds.items()}
     expected = timing.minutes(text, steps, pairs)
-    return Choice(steps, tokens, _valid_tokens(text), pairs, expected, speeds, timing.compiled)
+    return Choice(steps, tokens, _valid_tokens(text), pairs, expected, speeds, timing.mode)
 
 
 def _too_short(text: Text, timing: Timing, minutes: float, n_seeds: int, chosen: Choice) -> str:
@@ -283,5 +299,6 @@ def settings_of(text: Text, choice: Choice) -> dict[str, Any]:
         "warmup": choice.steps // 10,
         "eval_every": every,
         "save_every": every,
-        "compile": choice.compiled,
+        "compile": choice.mode.compiled,
+        "precision": choice.mode.precision,
     }

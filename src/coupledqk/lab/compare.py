@@ -119,8 +119,8 @@ class Comparison:
             f"{text.name}: {most}{choice.pairs} pairs of runs of {choice.steps:,} steps, {choice.passes} over "
             f"{sample} the {text.train_tokens:,} training tokens, about {choice.minutes:.0f} minutes."
         ]
-        if choice.compiled:
-            sentences.append("The models are compiled, which is faster here.")
+        if choice.mode.compiled:
+            sentences.append(f"The models are {choice.mode}, which is faster here.")
         if choice.pairs > 1:
             sentences.append(
                 f"80% power to detect an effect of {100 * self.detectable:.1f}%, if pairs vary as in earlier comparisons "

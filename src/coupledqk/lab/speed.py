@@ -44,6 +44,14 @@ def training_speeds(
     return speeds
 
 
+def has_bfloat16() -> bool:
+    """Whether models are trained on a processor with instructions for matrix products in bfloat16."""
+    if pick_device("auto").type != "cpu":
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
 class _Training:
     """A run that is advanced step by step."""
 
