@@ -10,10 +10,11 @@ from coupledqk.cli import COMMANDS, main
 from coupledqk.config import GLUEConfig, identity
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import base_config, make_plan, with_needed
-from coupledqk.lab.estimates import Speeds
+from coupledqk.lab.estimates import Speeds, work
 from coupledqk.lab.experiment import load, names, parse
 from coupledqk.lab.summary import cost_summary
 from coupledqk.run_folder import variant_name
+from coupledqk.schema import change
 
 TRAINING = [name for name in names() if load(name).scales]
 MEASURING = [name for name in names() if load(name).commands]
@@ -67,6 +68,13 @@ def test_every_experiment_says_what_it_would_train(name, scale, tmp_path, monkey
     shown = cost_summary(plan)
     assert all(label in shown for label in plan.labels)
     assert f"{len(with_needed(plan.cells))} runs to do" in shown
+
+
+def test_only_a_language_model_is_charged_for_its_vocabulary():
+    for name, charged in (("ablation", True), ("pretrained", False)):
+        config = make_plan(load(name), "mini").cells[0].config
+        larger = change(config, {"vocab_size": 2 * config.model.vocab_size})
+        assert (work(larger) > work(config)) == charged
 
 
 # the standard library is too small a text for the paper's models

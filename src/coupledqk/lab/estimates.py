@@ -1,9 +1,10 @@
 """The cost of a run: FLOPs from its configuration, and time from finished runs or from a short measurement."""
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
-from ..config import RunConfig
+from ..config import RunConfig, SentenceConfig
 from ..costs import flops
 from ..published import THROUGHPUT
 from ..recipes import RECIPES
@@ -22,8 +23,11 @@ def tokens(config: RunConfig) -> int:
 
 
 def work(config: RunConfig) -> float:
-    """FLOPs of all matrix products in training."""
-    return tokens(config) * flops(config.model, config.train.seq_len).training
+    """FLOPs of all matrix products in training. A model that classifies sentences computes no logits for its tokens."""
+    per_token = flops(config.model, config.train.seq_len)
+    if isinstance(config.task, SentenceConfig):
+        per_token = replace(per_token, logits=0)
+    return tokens(config) * per_token.training
 
 
 class Speeds:
