@@ -1,6 +1,6 @@
-"""What torch.compile gains: the whole model, or each block on its own, against the uncompiled model.
+"""What torch.compile gains, for the whole model or for each block on its own, and what bfloat16 gains, on a CPU.
 
-The three forms of one model take turns, forward and backward pass. Printed are the median of their ratios within a round with
+The forms of one model take turns, forward and backward pass. Printed are the median of their ratios within a round with
 quartiles, the seconds that the first pass took longer than the later ones, and the number of passes after which compiling is
 repaid.
 
@@ -14,12 +14,15 @@ import datetime
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from coupledqk.bench.conditions import available, observe
+from coupledqk.bench.timing import round_robin
 from coupledqk.config import RunConfig
 from coupledqk.files import write_atomic
 from coupledqk.model import TransformerLM
@@ -43,7 +46,21 @@ def by_block(model: TransformerLM) -> nn.Module:
     return model
 
 
-FORMS: dict[str, Callable[[TransformerLM], nn.Module]] = {"eager": uncompiled, "whole": whole, "blocks": by_block}
+@dataclass(frozen=True)
+class Form:
+    """A way to compute a model: how it is compiled, and whether matrix products are in bfloat16."""
+
+    make: Callable[[TransformerLM], nn.Module]
+    half: bool = False
+
+
+FORMS = {
+    "eager": Form(uncompiled),
+    "whole": Form(whole),
+    "blocks": Form(by_block),
+    "eager, bf16": Form(uncompiled, half=True),
+    "whole, bf16": Form(whole, half=True),
+}
 
 
 def main() -> None:
@@ -60,7 +77,7 @@ def main() -> None:
     lines = [
         f"{machine()}, torch {versions()['torch']}, {options.threads} threads, commit {commit()}",
         "",
-        f"recipe {options.recipe}, batch {options.batch}, fp32, forward and backward pass, {options.rounds} rounds",
+        f"recipe {options.recipe}, batch {options.batch}, forward and backward pass, {options.rounds} rounds",
         "",
         "| | form | ms | speed relative to eager (quartiles) | seconds to compile | repaid after passes |",
         "| --- | --- | --: | --: | --: | --: |",
@@ -78,14 +95,10 @@ def main() -> None:
 
 def rows(config: RunConfig, options: argparse.Namespace) -> list[str]:
     tokens = torch.randint(config.model.vocab_size, (options.batch, config.train.seq_len + 1))
-    models = {form: make(TransformerLM(config.model)) for form, make in FORMS.items()}
-    first = {form: seconds(model, tokens) for form, model in models.items()}
-    times: dict[str, list[float]] = {form: [] for form in FORMS}
-    for number in range(options.rounds + 1):
-        for form in list(FORMS)[number % 3 :] + list(FORMS)[: number % 3]:
-            took = seconds(models[form], tokens)
-            if number:
-                times[form].append(took)
+    models = {name: form.make(TransformerLM(config.model)) for name, form in FORMS.items()}
+    runs = {name: partial(seconds, models[name], tokens, FORMS[name].half) for name in FORMS}
+    first = {name: run() for name, run in runs.items()}
+    times = round_robin(runs, options.rounds)
     return [row(config.model.attention.dynamics.method, form, times, first) for form in FORMS]
 
 
@@ -94,15 +107,17 @@ def row(name: str, form: str, times: dict[str, list[float]], first: dict[str, fl
     low, middle, high = statistics.quantiles(ratios, n=4)
     own, eager = statistics.median(times[form]), statistics.median(times["eager"])
     compiling = first[form] - own
-    repaid = f"{compiling / (eager - own):,.0f}" if form != "eager" and own < eager else "–"
-    shown = "–" if form == "eager" else f"{compiling:.1f}"
+    repaid = f"{compiling / (eager - own):,.0f}" if not form.startswith("eager") and own < eager else "–"
+    shown = "–" if form.startswith("eager") else f"{compiling:.1f}"
     return f"| {name} | {form} | {1000 * own:.0f} | {middle:.3f} ({low:.3f}–{high:.3f}) | {shown} | {repaid} |"
 
 
-def seconds(model: nn.Module, tokens: Tensor) -> float:
+def seconds(model: nn.Module, tokens: Tensor, half: bool) -> float:
     model.zero_grad()
     start = time.perf_counter()
-    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
     return time.perf_counter() - start
 
 
