@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v3": ({}, r"latent attention \(MLA\)"),
     "gemma3n_text": (
         {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2, "vocab_size_per_layer_input": 64},
-        "takes its keys from another layer",
+        "can take its keys from another layer",
     ),
     "gpt2": ({"add_cross_attention": True}, "is cross-attention"),
     "bart": ({}, "is cross-attention"),

@@ -12,7 +12,7 @@ from couplable import built, coupled, fresh, logits, tiny_config, tiny_model, to
 from coupledqk import CoupledQKError, couple, uncouple
 from coupledqk.coupling import insertion, verify
 from coupledqk.coupling.adapters import load_coupling, save_coupling
-from coupledqk.coupling.architectures import attention_modules, is_verified
+from coupledqk.coupling.architectures import attention_modules, head_shape, is_verified
 from coupledqk.coupling.couple import coupled_modules, dynamics_of
 from coupledqk.coupling.insertion import CoupledModule
 from coupledqk.coupling.small import example_inputs, small_config, small_model
@@ -137,6 +137,25 @@ def test_an_architecture_whose_code_misleads_the_insertion_is_refused(attention:
     uncouple(model)
 
 
+def test_an_architecture_whose_cache_cannot_be_tried_is_refused() -> None:
+    """Otherwise its decoding would not be checked: HRM's layers, which run several times, index the cache out of range."""
+    model = model_of(NewAttention)
+    plain = type(model).forward
+
+    def forward(
+        self: Any, input_ids: Any = None, past_key_values: Any = None, use_cache: Any = None, **kwargs: Any
+    ) -> Any:
+        if use_cache:
+            raise IndexError("list index out of range")
+        return plain(self, input_ids, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+
+    type(model).forward = forward
+    with pytest.raises(
+        CoupledQKError, match=r"could not run the uncoupled model with its cache \(IndexError: list index"
+    ):
+        couple(model)
+
+
 def mixing_tokens(self: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     q, k = self.coupling(q.transpose(1, 2), k.transpose(1, 2))
     drift = self.coupling.gate.abs().sum()
@@ -232,6 +251,20 @@ def test_layers_without_rope_are_coupled_too() -> None:
             before = logits(model, tokens(2, 9))
             module.coupling.gate.fill_(1.0)
             assert not torch.allclose(logits(model, tokens(2, 9)), before, atol=1e-3)
+
+
+def test_heads_are_read_from_the_module_if_the_configuration_has_them_by_layer() -> None:
+    class ByLayer:
+        @property
+        def num_key_value_heads(self) -> int:
+            raise RuntimeError("'num_key_value_heads' may vary across layers")
+
+    module: Any = torch.nn.Module()
+    module.head_dim, module.config, module.k_proj = 8, ByLayer(), torch.nn.Linear(32, 16)
+    assert head_shape(module) == (8, 2)
+    module.k_proj = None
+    with pytest.raises(insertion.InsertionError, match="how many heads"):
+        head_shape(module)
 
 
 def test_the_inserted_line_is_the_only_change_to_the_source() -> None:

@@ -96,7 +96,7 @@ def _obstacle(name: str, module: Any) -> str | None:
     if hasattr(module, "kv_lora_rank") or type(module).__name__.endswith("MLA"):
         return "is latent attention (MLA): its keys are rebuilt from a compressed cache"
     if hasattr(module, "is_kv_shared_layer") or hasattr(module, "kv_shared_layer_index"):
-        return "takes its keys from another layer"
+        return "can take its keys from another layer"
     if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
         return "has a forward that was replaced on the instance: couple the model first"
     try:
@@ -114,18 +114,24 @@ def head_shape(module: Any) -> tuple[int, int]:
     heads = _first(module, "num_attention_heads", "num_heads", "n_heads") or _first(
         config, "num_attention_heads", "n_heads", "n_head"
     )
-    key_heads = (
-        _first(module, "num_key_value_heads", "num_kv_heads", "kv_heads")
-        or _first(config, "num_key_value_heads")
-        or heads
-    )
-    keys: Any = next((getattr(module, name) for name in ("k_proj", "key", "to_k") if hasattr(module, name)), None)
+    keys: Any = _first(module, "k_proj", "key", "to_k")
     if width and isinstance(getattr(keys, "out_features", None), int):
         key_heads = keys.out_features // width
+    else:
+        names = ("num_key_value_heads", "num_kv_heads", "kv_heads")
+        key_heads = _first(module, *names) or _first(config, names[0]) or heads
     if not isinstance(width, int) or not isinstance(key_heads, int):
         raise InsertionError("does not say how many heads it has and how wide they are")
     return width, key_heads
 
 
 def _first(owner: Any, *names: str) -> Any:
-    return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
+    """The first of these attributes that the owner has."""
+    for name in names:
+        try:
+            value = getattr(owner, name, None)
+        except RuntimeError:  # a setting of each layer, in configurations whose layers differ
+            continue
+        if value is not None:
+            return value
+    return None

@@ -102,7 +102,9 @@ def find_site(function: ast.FunctionDef) -> Site:
         if {query, key} <= found:
             index = _before_slices(block, index, derived - {query, key})
             return Site(query, key, block, index, not _transposes(block[index:], query))
-    raise InsertionError(f"does not have its {query!r} and {key!r} before it rotates or caches them")
+    raise InsertionError(
+        f"rotates or caches {query!r} or {key!r} before both exist, so there is no known place for the coupling"
+    )
 
 
 def _is_attention_call(node: ast.AST) -> bool:

@@ -206,8 +206,10 @@ def _has_cache(model: Any, inputs: Inputs) -> bool:
     try:
         with torch.no_grad():
             return model(**inputs, use_cache=True).past_key_values is not None
-    except Exception:  # an encoder of a class that is also a decoder, such as T5Stack
+    except ValueError:  # refused by an encoder whose class is also that of a decoder, such as T5Stack
         return False
+    except Exception as error:
+        raise CheckError(f"could not run the uncoupled model with its cache ({_first_line(error)})") from None
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
