@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from couplable import coupled, fresh, logits, tokens, wake
+from coupledqk import CoupledQKError
 from coupledqk.hf import couple, load_coupled, load_coupling, save_coupling, uncouple
 
 
@@ -38,6 +39,8 @@ def test_a_coupled_model_is_loaded_partly_to_disk(tmp_path: Path) -> None:
 class Int8Linear(torch.nn.Module):
     """A quantized projection: it computes in float32 and has no parameters."""
 
+    weight: Tensor
+
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self.out_features = linear.out_features
@@ -60,6 +63,26 @@ def test_a_quantized_model_is_coupled_in_the_precision_it_computes_in() -> None:
     assert {p.dtype for name, p in model.named_parameters() if ".coupling." in name} == {torch.float32}
     assert not torch.allclose(logits(wake(model), ids), before, atol=0.01)
     assert torch.equal(logits(uncouple(model), ids), before)
+
+
+class ForwardOnly(Int8Linear):
+    """A projection that is quantized for inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+def test_a_model_quantized_for_inference_is_refused_since_its_coupling_would_not_be_trained(tmp_path: Path) -> None:
+    model, ids = fresh(), tokens(2, 9)
+    save_coupling(coupled(), tmp_path)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = ForwardOnly(layer.self_attn.o_proj)
+    before = logits(model, ids)
+    with pytest.raises(CoupledQKError, match=r"'gradients' failed: none reaches .*, in .* are quantized"):
+        couple(model)
+    assert torch.equal(logits(model, ids), before)
+    load_coupling(model, tmp_path, verify="never")  # a trained one can be used
+    assert not torch.allclose(logits(model, ids), before, atol=0.01)
 
 
 def test_an_offloaded_model_is_coupled_where_it_computes() -> None:

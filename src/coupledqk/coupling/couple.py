@@ -70,10 +70,12 @@ def attach_verified(
 
 
 def verify_attached(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify) -> None:
-    from .verify import check_architecture, check_layer, needs_check
+    from .verify import check_architecture, check_layer, is_quantized, needs_check
 
-    if needs_check(coupled_modules(model).values(), verify):
+    modules = coupled_modules(model).values()
+    if checked := needs_check(modules, verify):
         check_architecture(model, dynamics)
+    if checked or (verify == "auto" and any(map(is_quantized, modules))):
         check_layer(model)
 
 

@@ -49,6 +49,12 @@ def needs_check(modules: Iterable[nn.Module], verify: str) -> bool:
     return verify == "always" or (verify == "auto" and not all(map(is_verified, modules)))
 
 
+def is_quantized(module: nn.Module) -> bool:
+    """Whether a weight in the module is not a plain floating-point tensor. Some of these pass no gradients to the coupling."""
+    weights = [weight for child in module.modules() if (weight := getattr(child, "weight", None)) is not None]
+    return not all(type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point() for weight in weights)
+
+
 def check_architecture(model: "PreTrainedModel", dynamics: DynamicsConfig) -> None:
     """Raises unless a small model of the same configuration passes."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet():
@@ -82,7 +88,10 @@ def check_layer(model: "PreTrainedModel") -> None:
             module.coupling = build_coupling(model, module, module.coupling_dynamics)
             _check_module(module, lambda: module(*args, **kwargs)[0])
         except CheckError as failed:
-            raise _refusal(model, f"{failed}, in {name}") from None
+            remedy = (
+                ", whose weights are quantized: couple the model before quantizing it" if is_quantized(module) else ""
+            )
+            raise _refusal(model, f"{failed}, in {name}{remedy}") from None
         except Exception as error:
             raise _refusal(model, f"could not run {name} coupled ({_first_line(error)})") from None
         finally:
@@ -133,7 +142,7 @@ def _check_gradients(couplings: nn.Module, run: Callable[[], Tensor]) -> None:
     with torch.enable_grad():
         loss = run().float().pow(3).sum()
     if not loss.requires_grad:
-        raise CheckError("'gradients' failed: the output does not depend on the coupling")
+        raise CheckError("'gradients' failed: none reaches the coupling")
     grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     for name, grad in zip(named, grads, strict=True):
         if grad is None or not grad.isfinite().all() or not grad.any():
