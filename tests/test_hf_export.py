@@ -125,6 +125,16 @@ def test_an_export_says_how_it_is_loaded(exported) -> None:
     assert plain is CoupledQKForCausalLM
 
 
+def test_an_export_without_its_code_does_not_promise_it(exported, tmp_path: Path, monkeypatch) -> None:
+    run, folder = exported
+    monkeypatch.setattr("coupledqk.hf.export.plugin_of", lambda *names: "a plugin")
+    export_run(run, tmp_path / "model")
+    assert files(folder).keys() - files(tmp_path / "model").keys() == {"modeling_coupledqk.py"}
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "trust_remote_code" not in card
+    assert "in a plugin of coupledqk" in card
+
+
 class LocalHub:
     """Stands in for the hub: repositories are folders."""
 

@@ -28,8 +28,7 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
-Where coupledqk is not installed, `AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)` runs
-the modelling code in this folder, `modeling_coupledqk.py`, which gives the same logits.
+$without_coupledqk
 
 `coupledqk import FOLDER` turns it into a run folder again, and `coupledqk harness FOLDER --tasks ...` evaluates it.
 
@@ -72,13 +71,21 @@ the weights is for their publisher to state; the corpus has a licence of its own
 $config```
 """)
 
+PORTABLE = """Where coupledqk is not installed, pass `trust_remote_code=True` to both calls and leave out the first line. The
+modelling code in this folder, `modeling_coupledqk.py`, then gives the same logits."""
+NOT_PORTABLE = (
+    "The attention is defined in a plugin of coupledqk, which this folder does not contain and which is needed, too."
+)
 
-def model_card(run: RunFolder, parameters: int) -> str:
+
+def model_card(run: RunFolder, parameters: int, *, portable: bool) -> str:
+    """The text of README.md. A portable export contains its modelling code."""
     best, info, train = run.result["best"], run.info, run.config.train
     start = info["starts"][-1]
     return CARD.substitute(
         name=info["name"],
         variant=variant_name(run.config),
+        without_coupledqk=PORTABLE if portable else NOT_PORTABLE,
         parameters=f"{parameters:,}",
         perplexity=f"{best['perplexity']:.4f}",
         bits_per_byte=f"{best['bits_per_byte']:.4f}",

@@ -77,10 +77,12 @@ def export_run(run: Run, folder: Path) -> None:
     with atomic_path(folder) as temporary:
         to_transformers(model, bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(temporary)
         attention = run.config.model.attention
-        if plugin_of(attention.dynamics.method, attention.scoring.kind) is None:
+        portable = plugin_of(attention.dynamics.method, attention.scoring.kind) is None
+        if portable:
             add_code(temporary)
         to_fast(tokenizer, seq_len).save_pretrained(temporary)
-        (temporary / "README.md").write_text(model_card(run, sum(p.numel() for p in model.parameters())))
+        parameters = sum(p.numel() for p in model.parameters())
+        (temporary / "README.md").write_text(model_card(run, parameters, portable=portable))
         record = {
             "weights": sha256(temporary / WEIGHTS),
             "config": to_dict(run.config),
