@@ -206,6 +206,13 @@ def test_settings_that_make_no_sense_are_refused(variant: str, settings: dict, r
     assert list(model.state_dict()) == list(built("llama").state_dict())
 
 
+def test_a_model_with_dynamics_of_its_own_is_refused() -> None:
+    kind = pytest.importorskip("coupledqk.hf")
+    settings = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 48, "vocab_size": 64}
+    with pytest.raises(CoupledQKError, match="has dynamics of its own: select them in its configuration"):
+        couple(kind.CoupledQKForCausalLM(kind.CoupledQKConfig(**settings)))
+
+
 def test_what_is_no_model_of_transformers_is_refused() -> None:
     with pytest.raises(CoupledQKError, match="a Linear is not a model of transformers"):
         couple(torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]

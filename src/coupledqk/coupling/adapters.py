@@ -33,7 +33,7 @@ def save_coupling(model: "PreTrainedModel", folder: str | PathLike[str]) -> None
     modules = require_coupled(model)
     dynamics = common_dynamics(modules)
     with torch.no_grad():
-        tensors = _tensors({name: module.coupling for name, module in modules.items()})
+        tensors = _tensors({name: _current(module.coupling) for name, module in modules.items()})
     with atomic_path(Path(folder) / WEIGHTS) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     table = {"model_type": model.config.model_type, **to_table(dynamics)}
@@ -103,6 +103,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         if not torch.isfinite(tensor).all():
             raise CoupledQKError(f"{path} has NaN or infinite values in {name}: the training it came from has diverged")
     return tensors
+
+
+def _current(coupling: Any) -> nn.Module:
+    """The coupling, or the one that PEFT trains in its place with `modules_to_save`."""
+    trained = getattr(coupling, "modules_to_save", None)
+    return coupling if trained is None else trained[coupling.active_adapters[0]]
 
 
 def _tensors(couplings: dict[str, nn.Module]) -> dict[str, Tensor]:

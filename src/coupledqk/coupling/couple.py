@@ -81,7 +81,7 @@ def verify_attached(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: 
 
 def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
     """The dynamics of a variant, with a gate if they do not start as the identity."""
-    if variant not in VARIANTS:
+    if not isinstance(variant, str) or variant not in VARIANTS:
         raise unknown("variant", variant, VARIANTS)
     attention = VARIANTS[variant]
     if attention.dynamics.method == "none":
@@ -103,6 +103,10 @@ def build_couplings(
     """A coupling for each attention module, or for those given by name, in its dtype and on its device. They are not
     attached."""
     check_model(model)
+    if model.config.model_type == "coupledqk":
+        raise CoupledQKError(
+            f"a {type(model).__name__} has dynamics of its own: select them in its configuration, as in attention='euler'"
+        )
     modules = attention_modules(model, names)
     if any(map(is_coupled, modules.values())):
         raise CoupledQKError(f"this {type(model).__name__} is coupled already: call uncouple(model) first")
@@ -167,7 +171,11 @@ def check_model(model: Any) -> None:
 
     if not isinstance(model, PreTrainedModel):
         peft = hasattr(model, "peft_config")
-        remedy = "couple the base model first, then call get_peft_model" if peft else "pass the model itself, unwrapped"
+        remedy = (
+            "pass model.get_base_model(); to couple it, do so before get_peft_model"
+            if peft
+            else "pass the model itself"
+        )
         raise CoupledQKError(f"a {type(model).__name__} is not a model of transformers: {remedy}")
 
 

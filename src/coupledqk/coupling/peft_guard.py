@@ -29,7 +29,7 @@ class UncoupledAdapterWarning(UserWarning):
 
 
 def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Raises unless the model is coupled where the adapter is, by the same dynamics."""
+    """Raises unless the model is coupled where the adapter is, by the same dynamics and for heads of the same shape."""
     modules = {_plain(name): module for name, module in coupled_modules(model).items()}
     for name, tensor in weights.items():
         layer, infix, parameter = name.partition(_INFIX)
@@ -44,12 +44,30 @@ def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
             check_same(recorded(tensor, name), modules[_plain(layer)].coupling_dynamics, "the adapter")
         elif not torch.isfinite(tensor).all():
             raise CoupledQKError(f"the adapter has NaN or infinite values in {name}: its training has diverged")
+        else:
+            _check_shape(modules[_plain(layer)], parameter, tensor, name)
+    has = {_plain(name).partition(_INFIX)[0] for name in weights if _INFIX in name}
+    if has and (lacking := sorted(modules.keys() - has)):
+        raise CoupledQKError(
+            f"the adapter has no coupling for {lacking[0]}, which is coupled in this model: load it into a model of the depth "
+            "it was trained with"
+        )
     if weights and not any(_INFIX in name for name in weights) and any(map(_has_effect, modules.values())):
         warnings.warn(
             "the adapter was trained without a coupling, and this model has a trained one: together they compute what neither "
             "was trained for. Load the adapter into the uncoupled model, or train it further with the coupling",
             UncoupledAdapterWarning,
             stacklevel=3,
+        )
+
+
+def _check_shape(module: Any, parameter: str, tensor: Tensor, name: str) -> None:
+    coupling = getattr(module.coupling, "original_module", module.coupling)  # PEFT wraps it for `modules_to_save`
+    expected = dict(coupling.named_parameters()).get(parameter)
+    if expected is not None and expected.shape != tensor.shape:
+        raise CoupledQKError(
+            f"the adapter has {name} with the shape {tuple(tensor.shape)} where this model needs {tuple(expected.shape)}: load "
+            "it into a model with the heads it was trained with"
         )
 
 
