@@ -154,6 +154,15 @@ def test_encoders_that_are_run_in_unusual_ways_pass_the_check(name: str) -> None
     assert len(coupled_modules(model)) == 2
 
 
+def test_a_part_that_was_coupled_after_the_check_is_checked_by_itself_when_the_whole_is_loaded(tmp_path: Path) -> None:
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
+    inputs = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 5)}
+    couple(model.encoder)
+    wake(model).save_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(load_coupled(tmp_path)(**inputs).logits, model(**inputs).logits)
+
+
 def test_inputs_that_the_check_cannot_generate_are_named() -> None:
     vision = {"embed_dim": 32, "hidden_size": 32, "depth": 2, "num_heads": 4, "patch_size": 4}
     kind = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel

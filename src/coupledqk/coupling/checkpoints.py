@@ -12,8 +12,7 @@ import torch
 from ..config import DynamicsConfig
 from ..errors import CoupledQKError
 from ..schema import decode
-from .architectures import attention_modules
-from .couple import Verify, attach, build_couplings, common_dynamics, coupled_modules, verify_attached
+from .couple import Verify, attach, build_couplings, common_dynamics, coupled_modules, is_coupled_whole, verify_attached
 from .settings import BUFFER, from_table, record, to_table
 from .versions import require_transformers
 
@@ -112,20 +111,13 @@ def marked(model: "PreTrainedModel") -> Iterator[None]:
         yield
         return
     table = {**to_table(common_dynamics(modules)), "load_with": "coupledqk.hf.load_coupled"}
-    if not _is_default(model, list(modules)):
+    if not is_coupled_whole(model):
         table["modules"] = list(modules)
     setattr(model.config, MARK, table)
     try:
         yield
     finally:
         delattr(model.config, MARK)
-
-
-def _is_default(model: "PreTrainedModel", names: list[str]) -> bool:
-    try:
-        return list(attention_modules(model)) == names
-    except CoupledQKError:
-        return False
 
 
 def guard_checkpoints() -> None:

@@ -72,11 +72,12 @@ def attach_verified(
 def verify_attached(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify) -> None:
     from .verify import check_architecture, check_layer, is_quantized, needs_check
 
-    modules = coupled_modules(model).values()
-    if checked := needs_check(modules, verify):
-        check_architecture(model, dynamics)
-    if checked or (verify == "auto" and any(map(is_quantized, modules))):
-        check_layer(model)
+    for part in coupled_parts(model):
+        modules = coupled_modules(part).values()
+        if checked := needs_check(modules, verify):
+            check_architecture(part, dynamics)
+        if checked or (verify == "auto" and any(map(is_quantized, modules))):
+            check_layer(part)
 
 
 def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
@@ -132,6 +133,25 @@ def attach(model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: 
 def coupled_modules(model: nn.Module) -> dict[str, Any]:
     """The coupled attention modules by name; empty for a model that is not coupled."""
     return {name: module for name, module in model.named_modules() if is_coupled(module)}
+
+
+def coupled_parts(model: Any) -> list[Any]:
+    """The models that `couple` was given: the model itself, or parts of it, such as T5's encoder or both towers of CLIP."""
+    from transformers import PreTrainedModel
+
+    if is_coupled_whole(model):
+        return [model]
+    inner = {name: part for name, part in model.named_modules() if name and isinstance(part, PreTrainedModel)}
+    outermost = [part for name, part in inner.items() if not any(name.startswith(f"{other}.") for other in inner)]
+    return [part for candidate in outermost if coupled_modules(candidate) for part in coupled_parts(candidate)] or [model]
+
+
+def is_coupled_whole(model: "PreTrainedModel") -> bool:
+    """Whether exactly those modules are coupled that `couple(model)` would couple."""
+    try:
+        return list(attention_modules(model)) == list(coupled_modules(model))
+    except CoupledQKError:
+        return False
 
 
 def require_coupled(model: "PreTrainedModel") -> dict[str, Any]:
