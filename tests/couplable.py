@@ -25,6 +25,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_shared_experts", "n_shared_experts"), 1),
     **{"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 6, "init_std": 0.4, "rotary_dim": 4},
+    **{"cross_attention_layers": [1], "image_size": 32, "depth": 2, "out_hidden_size": 32},
     **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_d_ssm": 64, "mamba_n_groups": 1},
 }
 """Settings under all the names that configurations have for them."""
@@ -32,16 +33,9 @@ SMALL: dict[str, Any] = {
 _DECODING_ENCODERS = """
     bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl
 """
-_QWEN2 = """
-    vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size initializer_range
-"""
 HYBRID = ["linear_attention", "full_attention"]
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "got_ocr2": {
-        "text_config": {"model_type": "qwen2", **{name: SMALL[name] for name in _QWEN2.split()}},
-        "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32},
-    },
     "granitemoehybrid": {"layer_types": HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1, "expert_layer_offset": 0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -54,16 +48,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
 """Settings of single architectures."""
 
 _NAMES = """
-    afmoe apertus arcee aria_text beam bert bert-generation biogpt bitnet camembert cohere cohere2 cohere2_moe
-    ctrl cwm data2vec-text diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1
-    flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite
-    granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe
-    hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kolibri1 laguna lfm2
-    lfm2_moe lfm3 llama llama4_text mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral
-    ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt
-    persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next roberta
-    roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xlm-roberta
-    xlm-roberta-xl zaya
+    afmoe apertus arcee aria_text beam bert bert-generation biogpt bitnet camembert cohere cohere2 cohere2_moe ctrl
+    cwm data2vec-text diffllama doge dots1 electra emu3 ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon_h1
+    flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neox
+    gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hunyuan_v1_dense
+    hunyuan_v1_moe hy_v3 hyperclovax inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kolibri1
+    laguna lfm2 lfm2_moe lfm3 llama llama4 llama4_text mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text
+    ministral ministral3 mistral mixtral modernbert-decoder moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3
+    olmo_hybrid olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text
+    qwen3_5_text qwen3_moe qwen3_next roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open stablelm
+    starcoder2 vaultgemma xlm-roberta xlm-roberta-xl zaya
 """
 ARCHITECTURES = _NAMES.split()
 """transformers' names of those with a causal language model; the others in its list are refused, see docs/coupling.md."""
@@ -72,7 +66,10 @@ every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 def tiny_config(architecture: str, **settings: Any) -> Any:
     """The default configuration with small sizes. Of lists with one entry per layer, the first and the last are kept."""
-    kind = transformers.CONFIG_MAPPING[architecture]
+    return _tiny(transformers.CONFIG_MAPPING[architecture], **SPECIAL.get(architecture, {}) | settings)
+
+
+def _tiny(kind: Any, **settings: Any) -> Any:
     default = kind()
     depth = getattr(default, "num_hidden_layers", 0)
     lists = {
@@ -81,7 +78,8 @@ def tiny_config(architecture: str, **settings: Any) -> Any:
         if isinstance(value, list) and len(value) == depth > 2
     }
     small = {name: value for name, value in SMALL.items() if hasattr(default, name)}
-    return kind(**small | lists | SPECIAL.get(architecture, {}) | settings)
+    parts = {name: type(part) for name in kind.sub_configs if (part := getattr(default, name, None)) is not None}
+    return kind(**small | lists | {name: _tiny(part) for name, part in parts.items()} | settings)
 
 
 _TEXT: dict[str, Any] = {

@@ -16,22 +16,21 @@ _VERIFIED = """
     AfmoeAttention ApertusAttention ArceeAttention AriaTextAttention BeamAttention BertGenerationSelfAttention
     BertSelfAttention BioGptAttention BitNetAttention CLIPAttention CamembertSelfAttention Cohere2Attention
     Cohere2MoeAttention CohereAttention CwmAttention Data2VecTextSelfAttention DiffLlamaAttention Dinov2Attention
-    DogeAttention Dots1Attention ElectraSelfAttention Ernie4_5Attention Ernie4_5_MoeAttention ErnieSelfAttention
-    Exaone4Attention ExaoneMoeAttention FalconH1Attention FlexOlmoAttention FlintAttention GPT2Attention
-    GPTBigCodeAttention GPTNeoXAttention Gemma2Attention Gemma3Attention GemmaAttention Glm4Attention
+    DogeAttention Dots1Attention ElectraSelfAttention Emu3Attention Ernie4_5Attention Ernie4_5_MoeAttention
+    ErnieSelfAttention Exaone4Attention ExaoneMoeAttention FalconH1Attention FlexOlmoAttention FlintAttention
+    GPT2Attention GPTBigCodeAttention GPTNeoXAttention Gemma2Attention Gemma3Attention GemmaAttention Glm4Attention
     Glm4MoeAttention GlmAttention GptOssAttention GraniteAttention GraniteMoeAttention GraniteMoeHybridAttention
     GraniteMoeSWAAttention GraniteMoeSharedAttention GraniteSWAAttention HYV3Attention HeliumAttention
-    HunYuanDenseV1Attention HunYuanMoEV1Attention HyperCLOVAXAttention Inkling2FullAttention
-    Inkling2SlidingAttention InklingAttention Jais2Attention JambaAttention JetMoeAttention Kolibri1Attention
-    LagunaAttention Lfm2Attention Lfm2MoeAttention Lfm3Attention Llama4TextAttention LlamaAttention MellumAttention
-    MiMoV2FlashAttention MiniMaxAttention MiniMaxM2Attention MiniMaxM3VLAttention Ministral3Attention
-    MinistralAttention MistralAttention MixtralAttention ModernBertAttention ModernBertDecoderAttention
-    NanoChatAttention NemotronAttention OPTAttention Olmo2Attention Olmo3Attention OlmoAttention OlmoHybridAttention
-    OlmoeAttention PersimmonAttention Phi3Attention PhiAttention PhimoeAttention Qwen2Attention Qwen2MoeAttention
-    Qwen3Attention Qwen3MoeAttention Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention RoCBertSelfAttention
-    RobertaPreLayerNormSelfAttention RobertaSelfAttention SeedOssAttention SmolLM3Attention SolarOpenAttention
-    StableLmAttention Starcoder2Attention VaultGemmaAttention ViTAttention WhisperAttention XLMRobertaSelfAttention
-    XLMRobertaXLSelfAttention ZayaAttention
+    HunYuanDenseV1Attention HunYuanMoEV1Attention HyperCLOVAXAttention Inkling2FullAttention Inkling2SlidingAttention
+    InklingAttention Jais2Attention JambaAttention JetMoeAttention Kolibri1Attention LagunaAttention Lfm2Attention
+    Lfm2MoeAttention Lfm3Attention Llama4TextAttention LlamaAttention MellumAttention MiMoV2FlashAttention
+    MiniMaxAttention MiniMaxM2Attention MiniMaxM3VLAttention Ministral3Attention MinistralAttention MistralAttention
+    MixtralAttention ModernBertAttention ModernBertDecoderAttention NanoChatAttention NemotronAttention OPTAttention
+    Olmo2Attention Olmo3Attention OlmoAttention OlmoHybridAttention OlmoeAttention PersimmonAttention Phi3Attention
+    PhiAttention PhimoeAttention Qwen2Attention Qwen2MoeAttention Qwen3Attention Qwen3MoeAttention Qwen3NextAttention
+    Qwen3_5Attention Qwen3_5MoeAttention RoCBertSelfAttention RobertaPreLayerNormSelfAttention RobertaSelfAttention
+    SeedOssAttention SmolLM3Attention SolarOpenAttention StableLmAttention Starcoder2Attention VaultGemmaAttention
+    ViTAttention WhisperAttention XLMRobertaSelfAttention XLMRobertaXLSelfAttention ZayaAttention
 """
 VERIFIED = frozenset(_VERIFIED.split())
 """Attention classes of transformers that the tests verify; `couple` runs its self-check for others."""
