@@ -143,7 +143,8 @@ def coupled_parts(model: Any) -> list[Any]:
         return [model]
     inner = {name: part for name, part in model.named_modules() if name and isinstance(part, PreTrainedModel)}
     outermost = [part for name, part in inner.items() if not any(name.startswith(f"{other}.") for other in inner)]
-    return [part for candidate in outermost if coupled_modules(candidate) for part in coupled_parts(candidate)] or [model]
+    inside = [part for candidate in outermost if coupled_modules(candidate) for part in coupled_parts(candidate)]
+    return inside or [model]
 
 
 def is_coupled_whole(model: "PreTrainedModel") -> bool:
