@@ -64,7 +64,7 @@ def load_coupling(
 
 
 def merge_coupling(model: "PreTrainedModel") -> NoReturn:
-    """Refused: says why, and what to do instead."""
+    """Always raises: a coupling cannot be merged. The message gives the reason and the alternatives."""
     raise CoupledQKError(
         "a coupling cannot be merged into the model's matrices: it moves each query and key by a nonlinear function of the "
         "other, which no W_q and W_k compute. Keep it: save_coupling(model, folder), or model.save_pretrained(folder) and "

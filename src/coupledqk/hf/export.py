@@ -117,7 +117,7 @@ def push_export(folder: Path, repository: str) -> str:
 def import_run(folder: Path, path: Path) -> Run:
     """Makes a run folder of an export, or of any folder that `save_pretrained` wrote for one of our models or a DiffLlama.
 
-    An export whose weights are as they were brings its results along; other weights have none yet.
+    Weights that have not changed since the export keep their results; others are imported without results.
     """
     if path.exists():
         raise CoupledQKError(f"{path} exists already: choose another --out, or remove it first")
@@ -156,8 +156,8 @@ def load_exported(folder: Path) -> TransformerLM:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in kinds:
         raise CoupledQKError(
-            f"{folder} holds a model of type {kind!r}: expected {' or '.join(kinds)}; to models of other types "
-            "coupledqk.couple adds dynamics where they are"
+            f"{folder} holds a model of type {kind!r}: expected {' or '.join(kinds)}; "
+            "coupledqk.couple adds dynamics to models of other types"
         )
     AutoConfig.from_pretrained(folder)  # raises for a newer format before any weight is read
     try:

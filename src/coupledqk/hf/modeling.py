@@ -231,7 +231,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
 
     def _check_length(self, T: int, cache: Cache | None) -> None:
         past = 0 if cache is None else cache.get_seq_length()
-        # a static cache counts in a tensor, which is not for reading while it runs
+        # a static cache counts in a tensor, whose value cannot be read in a compiled graph
         if self.positions is not None and isinstance(past, int) and past + T > self.config.n_positions:
             raise CoupledQKError(
                 f"a sequence of {past + T} tokens is longer than the model's {self.config.n_positions} learned positions: "
