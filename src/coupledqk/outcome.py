@@ -95,7 +95,8 @@ class Claim:
     elsewhere: tuple[str, str] | None = None
     """For an interaction, the variant and the baseline on the other corpus; the effect is the difference of the two effects."""
     paper_effect: float | None = None
-    """The published effect, if there is one. For less_variable it is the ratio of standard deviations minus 1."""
+    """The published effect, if there is one. For less_variable it is the ratio of standard deviations minus 1. An interaction
+    is claimed to have its sign; without one, to be negative."""
     margin: float = 0.01
     """Equivalence margin: effects within ±margin count as no effect."""
     paired: bool = True
@@ -113,9 +114,7 @@ class Claim:
         require(len(self.elsewhere or ()) == needed, "elsewhere", self.elsewhere, f"{needed} labels for {self.kind}")
         require(self.margin > 0, "margin", self.margin, "a share of the baseline's mean above 0, such as 0.01")
         sign = math.copysign(1, self.paper_effect) if self.paper_effect else None
-        if self.kind == "interaction":
-            require(sign is not None, "paper_effect", self.paper_effect, "the effect whose sign is claimed")
-        elif self.kind != "equal":
+        if self.kind not in ("equal", "interaction"):
             require(sign in (None, self.side), "paper_effect", self.paper_effect, f"an effect that is {self.kind}")
 
     @property

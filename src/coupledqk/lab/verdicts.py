@@ -247,10 +247,10 @@ def _measured(claim: Claim, evidence: Evidence) -> str:
     """For example: hamiltonian is −1.70% against standard (95% interval −2.40% to −1.00%, 5 paired seeds, p = 0.003)."""
     size = effect(claim, evidence.effect)
     if claim.kind == "less_variable":
-        what = f"the standard deviation of {claim.variant} is {size} that of {claim.baseline}"
+        what = f"The standard deviation of {claim.variant} is {size} that of {claim.baseline}"
     elif claim.elsewhere:
         there = "{} on {}".format(*claim.elsewhere)
-        what = f"the effect of {claim.variant} on {claim.baseline} minus that of {there} is {size}"
+        what = f"The effect of {claim.variant} on {claim.baseline} minus that of {there} is {size}"
     else:
         what = f"{claim.variant} is {size} against {claim.baseline}"
     return f"{what} ({uncertainty(claim, evidence)})"
