@@ -60,3 +60,22 @@ def test_claims_that_could_not_be_tested_are_left_out() -> None:
     both = html_report([make_outcome(MEANS, claims=[LOWER]), replace(alone, experiment="other")])
     assert both.count(FIGURE) == 1
     assert "ablation-mini: hamiltonian against standard" in both
+
+
+@pytest.mark.parametrize(
+    ("variant", "baseline", "expected"),
+    [
+        ("hamiltonian", "standard", "hamiltonian against standard"),
+        ("lora + coupling on QNLI", "lora on QNLI", "lora + coupling against lora, on QNLI"),
+        (
+            "euler, 0.4M, learned positions",
+            "gqa, 0.4M, learned positions",
+            "euler against gqa, 0.4M, learned positions",
+        ),
+    ],
+)
+def test_what_two_labels_have_in_common_is_named_once(variant: str, baseline: str, expected: str) -> None:
+    outcome = make_outcome({variant: 40.0, baseline: 41.0}, claims=[replace(LOWER, variant=variant, baseline=baseline)])
+    chart = claims_chart([outcome, replace(outcome, experiment="other")])
+    assert chart is not None
+    assert f">ablation-mini: {expected}</text>" in chart

@@ -89,10 +89,21 @@ def _axis(rows: Sequence[_Tested]) -> Axis:
 
 def _contrast(claim: Claim) -> str:
     """What a claim compares, in few words."""
-    here = f"{claim.variant} against {claim.baseline}"
+    here = _pair(claim.variant, claim.baseline)
     if claim.elsewhere is not None:
-        return f"{here}, less {' against '.join(claim.elsewhere)}"
+        return f"{here}, minus {_pair(*claim.elsewhere)}"
     return f"spread of {here}" if claim.kind == "less_variable" else here
+
+
+def _pair(variant: str, baseline: str) -> str:
+    """Two labels, with the words that both end in named once: "lora + coupling against lora, on QNLI"."""
+    ours, theirs, common = variant.split(), baseline.split(), []
+    while len(ours) > 1 and len(theirs) > 1 and ours[-1] == theirs[-1]:
+        common.insert(0, ours.pop())
+        theirs.pop()
+    if not common:
+        return f"{variant} against {baseline}"
+    return f"{' '.join(ours).rstrip(',')} against {' '.join(theirs).rstrip(',')}, {' '.join(common)}"
 
 
 def _frame(x: Axis, bottom: float) -> str:
