@@ -181,6 +181,20 @@ def _guard(peft_model: Any) -> None:
     peft_model.set_peft_model_state_dict = set_peft_model_state_dict
     peft_model.get_peft_model_state_dict = get_peft_model_state_dict
     peft_model.load_peft_weights = load_peft_weights
+    _guard_settings(sys.modules["peft.config"])
+
+
+def _guard_settings(config: Any) -> None:
+    parse = config.PeftConfigMixin.from_json_file.__func__
+
+    @functools.wraps(parse)
+    def from_json_file(cls: type, path_json_file: str, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return parse(cls, path_json_file, **kwargs)
+        except ValueError as error:  # not JSON, or not text
+            raise CoupledQKError(f"{path_json_file} is damaged ({error}): save or download the adapter again") from None
+
+    config.PeftConfigMixin.from_json_file = classmethod(from_json_file)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
