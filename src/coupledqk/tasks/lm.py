@@ -124,8 +124,9 @@ def perplexity_definition(split: str, seq_len: int, data: DataConfig, n_tokens: 
         text = f"the first {n_tokens:,} tokens of the {split} split"
     else:
         text = f"a sample of {n_tokens:,} tokens of the {split} split (documents in an order shuffled by a hash)"
+    unit = "byte" if data.tokenizer == "bytes" else f"{data.tokenizer} token"
     return (
-        f"exp of the mean loss per {data.tokenizer} token over {text}, end-of-text tokens included, in non-overlapping windows "
+        f"exp of the mean loss per {unit} over {text}, end-of-text tokens included, in non-overlapping windows "
         f"of {seq_len} tokens, each target once"
     )
 
