@@ -271,7 +271,7 @@ def test_settings_written_by_hand_take_a_sample_unless_they_say_otherwise():
 @pytest.mark.parametrize(
     ("settings", "n_tokens", "text"),
     [
-        ({}, 90_000, "over the whole valid split (90,000 tokens),"),
+        ({"tokenizer": "bytes"}, 90_000, "mean loss per byte over the whole valid split (90,000 tokens),"),
         ({"max_valid_tokens": 65_536, "sampling": "first"}, 65_536, "over the first 65,536 tokens of the valid split,"),
         (
             {"max_valid_tokens": 65_536},
