@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coupledqk.cli import main
+from coupledqk.lab import runner
 from coupledqk.lab.cells import Plan, failure, make_plan, status
 from coupledqk.lab.engine import LocalPool, Message
 from coupledqk.lab.experiment import load, parse
@@ -222,6 +223,26 @@ def test_a_cell_whose_start_failed_is_not_tried(tmp_path):
     assert not any(name.startswith("sst2-gqa") for name in engine.started)
     assert sum("starts from wikitext-2-gqa" in why for why in queue.troubles.values()) == 3
     assert sum(name.startswith("sst2-") for name in engine.started) == 9
+
+
+def test_a_cell_that_another_process_finishes_is_not_reported_as_unfinished(tmp_path, monkeypatch):
+    plan = make_plan(load("ablation"), "mini", tmp_path, seeds=[0])
+    queue, other = Queue.of([plan]), Pretend()
+    theirs, still_theirs = plan.cells[:2]
+    monkeypatch.setattr(
+        runner, "status", lambda run: "running" if run.path.name in taken else status(run)
+    )  # by their leases
+    taken = {theirs.name, still_theirs.name}
+
+    def finish_theirs(cell) -> None:
+        if theirs.name in taken:
+            other.start(theirs.config, plan.run(theirs).path)
+            taken.remove(theirs.name)
+
+    watch = Watch()
+    monkeypatch.setattr(watch, "started", finish_theirs)
+    run_queue(queue, Pretend(), watch)
+    assert queue.troubles == {still_theirs.name: "another process is training it"}
 
 
 def test_cells_that_experiments_share_are_trained_once(tmp_path):

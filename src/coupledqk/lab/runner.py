@@ -77,6 +77,12 @@ class Queue:
         others = {cell.name for each in self.plans for cell in each.cells if each is not plan or cell.label != label}
         self.waiting = [cell for cell in self.waiting if cell.label != label or cell.name in others]
 
+    def forget_finished(self) -> None:
+        """Forgets why cells could not be trained that another process has finished in the meantime."""
+        for name in list(self.troubles):
+            if status(self.run(self.cells[name])) == "finished":
+                del self.troubles[name]
+
     def next(self) -> Cell | None:
         """The next cell that can start. Cells whose prerequisite did not finish are skipped."""
         for cell in list(self.waiting):
@@ -113,6 +119,7 @@ def run_queue(
             _train_all(queue, engine, overview, stop, done)
     finally:
         engine.close()
+        queue.forget_finished()
         for plan in queue.plans:
             write_outcome(plan)
 
