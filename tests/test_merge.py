@@ -9,6 +9,7 @@ from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.merge import merge
+from coupledqk.measure import PERPLEXITY
 from coupledqk.outcome import Outcome, read
 from test_laboratory import SMALL
 
@@ -49,6 +50,12 @@ def test_merged_seeds_say_what_seeds_trained_together_say(files: dict[str, Path]
     assert without_costs(merged) == without_costs(read(files["all"]))
     assert merged.verdicts[0].evidence is not None
     assert merged.verdicts[0].evidence.n == (3, 3)
+
+
+def test_definitions_that_differ_are_replaced_by_the_general_one(files: dict[str, Path]):
+    one, two = read(files["one"]), read(files["two"])
+    assert merge([one, two]).metric == one.metric
+    assert merge([one, replace(two, metric=replace(two.metric, definition="of another text"))]).metric == PERPLEXITY
 
 
 def test_another_experiment_contributes_the_rows_in_common(files: dict[str, Path]):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..baselines import PositionLoss
 from ..errors import CoupledQKError
+from ..measure import MEASURES
 from ..outcome import CellRecord, Ladder, Origin, Outcome, Row, read, write
 from .outcomes import with_changes
 from .rungs import fit_ladder
@@ -43,6 +44,9 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
     merged = replace(
         first,
         date=max(outcome.date for outcome in outcomes),
+        metric=first.metric
+        if all(outcome.metric == first.metric for outcome in outcomes)
+        else MEASURES[first.metric.key],
         rows=rows,
         verdicts=tuple(judge_all(claims, samples, first.metric.better)),
         cells=_cells(outcomes),

@@ -44,8 +44,9 @@ def outcome(plan: Plan) -> Outcome:
     finished = [plan.run(cell) for cell in plan.cells if plan.run(cell).result]
     base = to_dict(base_config(scale))
     metric, task_measure = scale.metric, plan.cells[0].config.task.measure
-    if finished and metric == task_measure:
-        metric = replace(metric, definition=finished[0].result["definition"])
+    definitions = {run.result["definition"] for run in finished}
+    if len(definitions) == 1 and metric == task_measure:  # runs on several texts have several
+        metric = replace(metric, definition=definitions.pop())
     found = Outcome(
         experiment=experiment.name,
         title=experiment.title,
