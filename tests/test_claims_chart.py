@@ -59,7 +59,7 @@ def test_claims_that_could_not_be_tested_are_left_out() -> None:
     assert FIGURE not in html_report([alone, alone])
     both = html_report([make_outcome(MEANS, claims=[LOWER]), replace(alone, experiment="other")])
     assert both.count(FIGURE) == 1
-    assert "ablation-mini: hamiltonian against standard" in both
+    assert "ablation: hamiltonian against standard" in both
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_what_two_labels_have_in_common_is_named_once(variant: str, baseline: st
     outcome = make_outcome({variant: 40.0, baseline: 41.0}, claims=[replace(LOWER, variant=variant, baseline=baseline)])
     chart = claims_chart([outcome, replace(outcome, experiment="other")])
     assert chart is not None
-    assert f">ablation-mini: {expected}</text>" in chart
+    assert f">ablation: {expected}</text>" in chart

@@ -50,11 +50,11 @@ class _Tested:
 
 def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
     """Draws every claim that was tested, in the order of the table of claims; None if no claim was tested."""
+    scales = {outcome.scale for outcome in outcomes}
+    names = [outcome.name if len(scales) > 1 else outcome.experiment for outcome in outcomes]
     rows = [
-        _Tested(
-            f"{outcome.name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else verdict.claim.text, verdict, found
-        )
-        for outcome in outcomes
+        _Tested(f"{name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else verdict.claim.text, verdict, found)
+        for name, outcome in zip(names, outcomes, strict=True)
         for verdict in outcome.verdicts
         if (found := verdict.evidence) is not None and all(map(math.isfinite, (found.effect, *found.interval)))
     ]
