@@ -249,6 +249,24 @@ def test_a_row_is_compared_with_the_baseline_of_its_own_claim() -> None:
     assert "baseline" not in results_table(make_outcome()).head, "one baseline is named in the heading"
 
 
+def test_a_row_without_a_claim_is_compared_with_the_baseline_most_like_it() -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "standard": {},
+        "coupled": {},
+        "standard, long": {"train.seq_len": 64, "train.batch_size": 8},
+        "coupled, long": {"train.seq_len": 64, "train.batch_size": 8},
+        "standard, long, lr 1": {"train.seq_len": 64, "train.batch_size": 8, "train.lr": 1.0},
+    }
+    claims = [
+        Claim("helps", "lower", "coupled", "standard", primary=True),
+        Claim("helps with long windows", "lower", "coupled, long", "standard, long"),
+    ]
+    outcome = make_outcome(dict.fromkeys(settings, 40.0), claims=claims)
+    cells = tuple(dataclasses.replace(cell, settings=settings[cell.label]) for cell in outcome.cells)
+    found = dataclasses.replace(outcome, cells=cells).baselines
+    assert found["standard, long, lr 1"] == "standard, long"
+
+
 def test_an_effect_that_cannot_be_tested_is_that_of_the_seeds_in_common() -> None:
     outcome = make_outcome()
     rows = [make_row(r.label, {2: r.seeds[2]} if r.label == "euler" else r.seeds) for r in outcome.rows]

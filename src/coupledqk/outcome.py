@@ -318,8 +318,8 @@ class Outcome:
         """The label of the row that each row is compared with, by the label of the row.
 
         It is the baseline of the first claim about the row, starting with the primary claim. A row without a claim is compared
-        with the baseline of most claims, among those whose settings differ only in the attention or, if there is none, among
-        those with the same task.
+        with a baseline of other claims with the same task: the one that differs in the fewest settings other than those of the
+        attention, and of these the one with most claims.
         """
         claims = sorted((verdict.claim for verdict in self.verdicts), key=lambda claim: not claim.primary)
         pairs = [pair for claim in claims for pair in ((claim.variant, claim.baseline), claim.elsewhere) if pair]
@@ -330,21 +330,19 @@ class Outcome:
                 found.setdefault(label, baseline)
         for label in (row.label for row in self.rows if row.label not in found):
             candidates = [baseline for baseline, n in uses.most_common() if n > uses[label]]
-            for counts in (_is_not_attention, _is_task):
-                if matches := [candidate for candidate in candidates if self._alike(label, candidate, counts)]:
-                    found[label] = matches[0]
-                    break
+            if matches := [each for each in candidates if not self._differences(label, each, _is_task)]:
+                found[label] = min(matches, key=lambda each: len(self._differences(label, each, _is_not_attention)))
         return {row.label: found[row.label] for row in self.rows if row.label in found}
 
     def differ_in_attention(self, one: str, other: str) -> bool:
         """Whether the settings of two rows differ in nothing but the attention."""
-        return self._alike(one, other, _is_not_attention)
+        return not self._differences(one, other, _is_not_attention)
 
-    def _alike(self, one: str, other: str, counts: Callable[[str], bool]) -> bool:
-        """Whether two rows agree in all settings that count."""
+    def _differences(self, one: str, other: str, counts: Callable[[str], bool]) -> set[str]:
+        """The settings that count in which two rows differ."""
         settings = {cell.label: cell.settings for cell in self.cells}
-        ours, theirs = ({k: v for k, v in settings.get(label, {}).items() if counts(k)} for label in (one, other))
-        return ours == theirs
+        ours, theirs = settings.get(one, {}), settings.get(other, {})
+        return {key for key in ours.keys() | theirs.keys() if counts(key) and ours.get(key) != theirs.get(key)}
 
 
 def _is_not_attention(setting: str) -> bool:
