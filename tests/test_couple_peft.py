@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,9 @@ import torch
 from couplable import coupled, fresh, logits, tiny_config, tokens, transformers, wake
 from coupledqk import CoupledQKError
 from coupledqk.coupling.adapters import load_coupling, save_coupling
-from coupledqk.coupling.checkpoints import guard_checkpoints
 from coupledqk.coupling.couple import couple, uncouple
-from coupledqk.coupling.peft_guard import UncoupledAdapterWarning, guard_peft
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Progress bars and load reports would fill the tests' output; warnings of ours do not go through that logger."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    guard_checkpoints()
-    guard_peft()
-    yield
-    transformers.utils.logging.set_verbosity_warning()
-    transformers.utils.logging.enable_progress_bar()
+from coupledqk.coupling.peft_guard import UncoupledAdapterWarning
+from test_couple_adapters import _quiet  # noqa: F401 (a fixture)
 
 
 def lora(model: Any) -> Any:
