@@ -123,6 +123,47 @@ def test_a_full_cache_refuses_more():
         attention(double_randn(B, 1, 64), cache=cache)
 
 
+def test_a_cache_refuses_the_keys_of_another_attention():
+    cache = KVCache(T)
+    with torch.no_grad():
+        tiny_attention()(double_randn(B, 3, 64), cache=cache)
+        with pytest.raises(CoupledQKError, match="make a cache for each layer of each model"):
+            tiny_attention("gqa")(double_randn(B, 1, 64), cache=cache)
+
+
+@pytest.mark.parametrize("positions", [torch.arange(1), torch.arange(T + 1), torch.zeros(B + 1, T)])
+def test_rope_of_other_positions_is_refused(positions):
+    attention = tiny_attention()
+    with pytest.raises(CoupledQKError, match=f"expected {T} positions, one per token"):
+        attention(double_randn(B, T, 64), rope=rope_at(positions, attention.width))
+
+
+@pytest.mark.parametrize("mask", [True, "causal", [[True]]])
+def test_a_mask_that_is_no_tensor_is_refused(mask):
+    with pytest.raises(CoupledQKError, match="expected a tensor of booleans"):
+        tiny_attention()(double_randn(B, T, 64), mask)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((64, 8, "euler"), r"config='euler': expected an AttentionConfig.*Attention.from_variant"),
+        ((64.0, 8), "d_model=64.0: expected a whole number"),
+        ((64, -8), "n_heads=-8: expected a whole number of at least 1"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments, message):
+    with pytest.raises(CoupledQKError, match=message):
+        Attention(*arguments)
+
+
+@every_variant
+def test_the_meta_device_gives_shapes(name):
+    with torch.device("meta"):
+        attention = Attention.from_variant(name, 64, 8)
+        assert attention(torch.empty(B, T, 64))[0].shape == (B, T, 64)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_cache_refuses_another_batch(rows):
     attention, cache = tiny_attention(), KVCache(T)

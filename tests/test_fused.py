@@ -308,6 +308,7 @@ def test_auto_fuses_what_was_timed_to_be_faster():
     with torch.no_grad():
         assert choose("auto", many, many, 0.1, force, "leapfrog") == "fused"
         assert choose("auto", few, few, 0.1, force, "leapfrog") == "few_tokens"
+        assert choose("auto", few.to("meta"), few.to("meta"), 0.1, force, "leapfrog") == "reference"
 
 
 @pytest.mark.parametrize("layout", ["BTHD", "BHTD"])

@@ -321,6 +321,12 @@ def test_an_unknown_method_suggests_the_nearest():
     [
         ({"layout": "THBD"}, "unknown layout 'THBD'"),
         ({"n_steps": 0}, "n_steps=0: expected at least 1"),
+        ({"n_steps": 2.5}, "n_steps=2.5: expected at least 1, as a whole number"),
+        ({"q": torch.ones(1, 3, 4, 6, dtype=torch.int64)}, "q is torch.int64: expected a tensor of floating-point"),
+        ({"k": np.ones((1, 3, 2, 6))}, "k is ndarray: expected a tensor of floating-point"),
+        ({"dt": [0.1, 0.1]}, r"dt=\[0.1, 0.1\]: expected a number, or a tensor"),
+        ({"force": lambda x: x.sum()}, r"the force returned \(\) for .*: expected the shape of its argument"),
+        ({"force": lambda x: x[..., :1]}, "expected the shape of its argument"),
         ({"dt": 0.0}, r"dt=0.0: expected greater than 0"),
         ({"dt": -0.1}, r"dt=-0.1: expected greater than 0; to run backwards set inverse=True"),
         ({"dt": float("nan")}, "dt=nan: expected greater than 0"),
@@ -342,3 +348,10 @@ def test_evolve_refuses(changed, message):
     arguments = {"q": torch.ones(1, 3, 4, 6), "k": torch.ones(1, 3, 2, 6), "dt": 0.1, "force": torch.neg, **changed}
     with pytest.raises(CoupledQKError, match=message):
         evolve(**arguments)
+
+
+def test_vmap_over_step_sizes():
+    q, k, dts = double_randn(1, 3, 2, 4), double_randn(1, 3, 2, 4), torch.tensor([0.1, 0.3])
+    many = torch.func.vmap(lambda dt: evolve(q, k, dt, torch.tanh))(dts)
+    each = [torch.stack(x) for x in zip(*(evolve(q, k, dt, torch.tanh) for dt in dts), strict=True)]
+    torch.testing.assert_close(list(many), each)

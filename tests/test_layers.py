@@ -47,6 +47,12 @@ def test_a_lean_form_is_the_plain_one_with_first_and_second_derivatives(lean, pl
     assert torch.autograd.gradgradcheck(lean, inputs)
 
 
+def test_second_derivatives_with_frozen_weights_and_with_weights_that_are_used_twice() -> None:
+    x, weight = double_randn(2, 4).requires_grad_(), double_randn(4).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: normalised(x, weight.detach()), x)
+    assert torch.autograd.gradgradcheck(lambda weight: normalised(normalised(x.detach(), weight), weight), weight)
+
+
 @pytest.mark.parametrize(("lean", "plain", "shapes"), FORMS.values(), ids=FORMS)
 def test_the_transformations_of_torch_func_take_the_plain_form(lean, plain, shapes) -> None:
     inputs = [double_randn(*shape) for shape in shapes]

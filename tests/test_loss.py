@@ -46,6 +46,14 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradcheck(lambda x, w: linear_cross_entropy(x, w, targets), (x, weight))
 
 
+def test_second_derivatives_also_of_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "BLOCK", 20)
+    x, weight, targets = make(4, 3, 7)
+    assert torch.autograd.gradgradcheck(lambda x, w: linear_cross_entropy(x, w, targets), (x, weight))
+    frozen = weight.detach()
+    assert torch.autograd.gradgradcheck(lambda x: linear_cross_entropy(x, frozen, targets), (x,))
+
+
 def test_the_operator_is_registered_soundly() -> None:
     x, weight, targets = make(4, 3, 7, torch.float32)
     arguments = (x.flatten(0, 1), weight, targets.flatten(), torch.float32, True)

@@ -354,6 +354,29 @@ def test_a_causal_models_map_of_a_shorter_text_is_a_leading_block(name, position
         torch.testing.assert_close(by_length[5].values[measure], alone.values[measure], rtol=1e-5, atol=1e-7)
 
 
+def test_a_length_given_twice_is_measured_once():
+    model, tokens = tiny_model("hamiltonian"), random_tokens(2, 12)
+    same(survey(model, [tokens], lengths=[12, 12])[12], survey(model, [tokens])[12])
+
+
+def test_the_longest_length_is_that_of_the_motion_too():
+    model, tokens = tiny_model("hamiltonian"), random_tokens(2, 12)
+    same(survey(model, [tokens], lengths=[5])[5], survey(model, [tokens[:, :5]])[5])
+
+
+@pytest.mark.parametrize("lengths", [[13], [5, 24], [1], [-3, 5]])
+def test_a_survey_at_lengths_that_the_sequences_do_not_have_is_refused(lengths):
+    with pytest.raises(CoupledQKError, match="at most the 12 tokens"):
+        survey(tiny_model(), [random_tokens(2, 12)], lengths)
+
+
+def test_a_survey_of_a_model_that_is_not_finite_is_refused():
+    model = tiny_model("hamiltonian")
+    model.blocks[1].attn.qkv.weight.data[0] = torch.nan
+    with pytest.raises(CoupledQKError, match="not finite"):
+        survey(model, [random_tokens(2, 12)])
+
+
 def test_memory_does_not_grow_with_the_number_of_batches():
     model, live = tiny_model("hamiltonian"), []
 

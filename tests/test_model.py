@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conftest import TINY, random_tokens, tiny_model
-from coupledqk import VARIANTS, CoupledQKError, ModelConfig, TransformerLM
+from coupledqk import VARIANTS, CoupledQKError, KVCache, ModelConfig, TransformerLM
 from coupledqk.initial import initialize
 
 GOLDEN = Path(__file__).parent / "golden" / "state_dict_names.json"
@@ -355,6 +357,13 @@ ONES = torch.ones(2, 5, dtype=torch.int64)
         ({"tokens": ONES[:, :0]}, r"tokens of shape \(2, 0\).*at least one sequence and one token"),
         ({"tokens": torch.ones(1, 33, dtype=torch.int64)}, "33 tokens is longer than the model's 32 learned positions"),
         ({"tokens": ONES, "targets": ONES[:, 1:]}, r"targets of shape \(2, 4\): expected that of the tokens, \(2, 5\)"),
+        ({"tokens": ONES.byte()}, "tokens of dtype torch.uint8: expected token ids as int64 or int32"),
+        ({"tokens": 1000 * ONES}, "token ids from 1000 to 1000 in the tokens"),
+        ({"tokens": ONES, "targets": ONES.float()}, "targets of dtype torch.float32: expected token ids"),
+        ({"tokens": ONES, "targets": -ONES}, "target -1 is outside the vocabulary: .* or -100 for targets to ignore"),
+        ({"tokens": ONES, "targets": ONES, "reduction": "none"}, "unknown reduction 'none': choose from mean, sum"),
+        ({"tokens": ONES, "cache": []}, r"a cache of 0 different parts for \d layers: make it with new_cache"),
+        ({"tokens": ONES, "cache": [KVCache(9)] * 2}, "a cache of 1 different parts"),
         ({"tokens": ONES, "padding": ONES}, "dtype torch.int64: expected booleans"),
         ({"tokens": ONES, "padding": ONES[:, 1:].bool()}, r"padding of shape \(2, 4\).*booleans of shape \(2, 5\)"),
         ({"tokens": ONES, "padding": ONES[0].bool()}, r"padding of shape \(5,\)"),
@@ -379,3 +388,30 @@ def test_rope_has_no_longest_sequence():
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(state_dict_shapes(), indent=1) + "\n")
+
+
+def test_gradients_of_each_sequence_by_torch_func():
+    model, tokens = tiny_model(), random_tokens(2, 5)
+    weights = dict(model.named_parameters())
+
+    def loss(weights, row):
+        return torch.func.functional_call(model, weights, (row[None], row[None]))
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, tokens)
+    for row, x in enumerate(tokens):
+        plain = torch.autograd.grad(model(x[None], x[None]), list(weights.values()))
+        torch.testing.assert_close([each[name][row] for name in weights], list(plain))
+
+
+def test_second_derivatives_of_the_loss_with_tied_embeddings():
+    model, tokens = tiny_model().double(), random_tokens(2, 5)
+    weights = list(model.parameters())
+
+    def curvature(loss: torch.Tensor) -> list[torch.Tensor]:
+        gradients = torch.autograd.grad(loss, weights, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in gradients), weights))
+
+    with sdpa_kernel(SDPBackend.MATH):
+        logits = model(tokens).flatten(0, 1)
+        plain = curvature(F.cross_entropy(logits, tokens.flatten()))
+        torch.testing.assert_close(curvature(model(tokens, tokens)), plain)

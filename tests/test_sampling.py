@@ -25,6 +25,17 @@ def test_top_k_keeps_the_likeliest_in_proportion(logits, top_k):
     torch.testing.assert_close(p[kept], logits[0][kept].softmax(-1))
 
 
+@given(
+    logits=st.lists(st.integers(-2, 2), min_size=2, max_size=12).map(lambda xs: torch.tensor([xs]) / 1), data=st.data()
+)
+def test_top_k_keeps_no_more_than_k_among_equal_logits(logits, data):
+    top_k = data.draw(st.integers(1, logits.shape[-1]))
+    p = Sampler(top_k=top_k).probabilities(logits)[0]
+    assert int((p > 0).sum()) == top_k
+    assert logits[0][p > 0].min() >= logits[0][p == 0].max() if top_k < len(p) else True
+    torch.testing.assert_close(p[p > 0], logits[0][p > 0].softmax(-1))
+
+
 @given(logits=rows, top_p=st.floats(0.01, 0.999))
 def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, top_p):
     full = logits[0].double().softmax(-1)
@@ -181,6 +192,7 @@ def test_generation_may_fill_the_positions_but_not_exceed_them():
         ({"prompt": torch.tensor([1, 2])}, r"prompt of shape \(2,\): expected \(batch, tokens\)"),
         ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, r"prompt of shape \(1, 0\)"),
         ({"prompt": torch.zeros(0, 3, dtype=torch.int64)}, r"prompt of shape \(0, 3\)"),
+        ({"seed": 2**64}, "seed=18446744073709551616: expected a signed 64-bit integer"),
         ({"max_new_tokens": 0}, "max_new_tokens=0: expected at least 1"),
         ({"padding": torch.tensor([[True, True, False]])}, "pad prompts on the left"),
         ({"padding": torch.tensor([[True, True]])}, r"padding of shape \(1, 2\).*booleans of shape \(1, 3\)"),

@@ -21,7 +21,7 @@ from .layers import RMS_EPS, KVCache, QKNorm
 from .linear import Linear, linear
 from .rope import Rope
 from .scoring import build_scoring
-from .torch_internals import has_forward_hooks
+from .torch_internals import autocasts, has_forward_hooks
 from .values import FirstValues, ValueResidual
 from .variants import variant
 
@@ -40,6 +40,10 @@ class Attention(nn.Module):
         """`layer` counts from 0; differential scoring and value residuals depend on it. `out_std` is the initial standard
         deviation of the output matrix."""
         super().__init__()
+        if config is not None and not isinstance(config, AttentionConfig):
+            raise CoupledQKError(
+                f"config={config!r}: expected an AttentionConfig; build a variant by its name with Attention.from_variant"
+            )
         self.config = config = config or AttentionConfig()
         self.d_model, self.out_std = d_model, out_std
         self.width = head_width(d_model, n_heads, config)
@@ -103,6 +107,8 @@ class Attention(nn.Module):
         q, k, v = self.project(x, rotated=rope is not None)
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
+        if isinstance(rope, Rope):
+            rope.check(q)
         q, k = evolve_and_rotate(self.dynamics, q, k, rope)
         if self.value_residual is not None:
             v = self.value_residual(v, first_values)
@@ -129,7 +135,7 @@ class Attention(nn.Module):
         if type(self.qkv) is not Linear or has_forward_hooks(self.qkv):
             return False
         if rotated and self.qk_norm is None and isinstance(self.dynamics, Static):
-            cheap = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+            cheap = not torch.compiler.is_compiling() and not autocasts(x.device)
             return torch.is_grad_enabled() and cheap
         return keeps_only_outputs(self.dynamics, x)
 
@@ -155,6 +161,10 @@ class Attention(nn.Module):
 
 
 def _check_mask(mask: Tensor, B: int, T: int, S: int) -> None:
+    if not isinstance(mask, Tensor):
+        raise CoupledQKError(
+            f"causal_mask={mask!r}: expected a tensor of booleans; for attention that is not causal, build it with causal=False"
+        )
     fits = mask.shape == (T, S) or (
         mask.ndim == 4
         and all(n in allowed for n, allowed in zip(mask.shape, [(1, B), (1,), (1, T), (S,)], strict=True))

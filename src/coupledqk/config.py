@@ -119,6 +119,8 @@ class ModelConfig:
 
 def head_width(d_model: int, n_heads: int, attention: AttentionConfig) -> int:
     """The width of a query: d_model / n_heads, divided by the number of sub-heads if the scoring splits each head."""
+    for name, value in (("d_model", d_model), ("n_heads", n_heads)):
+        require(hasattr(value, "__index__") and value >= 1, name, value, "a whole number of at least 1")
     if d_model % n_heads:
         raise CoupledQKError(
             f"d_model={d_model} is not divisible by n_heads={n_heads}: choose n_heads among the divisors of d_model"

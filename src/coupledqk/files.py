@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import stat
@@ -31,6 +32,11 @@ PathLike = str | os.PathLike[str]
 
 class FileError(CoupledQKError):
     """A file cannot be read or written. The message states the reason and what to do."""
+
+
+def in_shell(path: PathLike) -> str:
+    """A path as a word of a shell command that a message suggests."""
+    return shlex.quote(os.fspath(path))
 
 
 def read_bytes(path: PathLike, largest: int = LARGEST) -> bytes:

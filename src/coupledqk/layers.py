@@ -4,8 +4,6 @@ RMSNorm and SwiGLU have a plain definition and a lean implementation. The lean o
 little and makes few passes over memory; second derivatives use the plain definition.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from .errors import CoupledQKError
 from .initial import INIT_STD, Normal, global_normal
 from .linear import Linear, is_single_row
-from .torch_internals import inside_torch_func
+from .torch_internals import again, inside_torch_func
 
 RMS_EPS = 1e-6
 
@@ -83,11 +81,6 @@ class _LeanRMSNorm(torch.autograd.Function):
         return x_grad, weight_grad, None
 
 
-def again(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of a function, which are themselves differentiable."""
-    return torch.autograd.grad(function(*inputs), inputs, grad, create_graph=True)
-
-
 class QKNorm(nn.Module):
     """RMSNorm of every query and every key, with one scale for all heads."""
 
@@ -134,7 +127,7 @@ class _LeanSwiGLU(torch.autograd.Function):
         return plain_swiglu(gate_up)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> Tensor:
+    def backward(ctx, *grads: Tensor) -> Tensor | None:
         (grad,), (gate_up,) = grads, ctx.saved_tensors
         if torch.is_grad_enabled():
             return again(plain_swiglu, (gate_up,), grad)[0]
@@ -167,6 +160,11 @@ class KVCache:
             raise CoupledQKError(
                 f"the cache holds {self.capacity} tokens, but {start} are stored and {k.shape[1]} more were given: make a "
                 "larger one"
+            )
+        if start and (k.shape[2:] != self.k.shape[2:] or k.dtype != self.k.dtype):
+            raise CoupledQKError(
+                f"the cache holds keys of {tuple(self.k.shape[2:])} (heads, width) in {self.k.dtype}, but "
+                f"{tuple(k.shape[2:])} in {k.dtype} were given: make a cache for each layer of each model"
             )
         if start and k.shape[0] != self.k.shape[0]:
             raise CoupledQKError(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .torch_internals import int8_product
+from .torch_internals import autocasts, int8_product
 
 WORTH_SPLITTING = 1 << 17  # size of the matrix; products with smaller ones finish before other threads start
 
@@ -64,7 +64,7 @@ def worth_splitting(x: Tensor, weight: Tensor) -> bool:
     """Whether x is a single row to be multiplied now, in float32 and without gradients, by a large matrix on a CPU."""
     if not is_single_row(x) or weight.numel() < WORTH_SPLITTING or torch.is_grad_enabled():
         return False
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+    if torch.compiler.is_compiling() or autocasts(x.device):
         return False
     return x.is_cpu and x.dtype == weight.dtype == torch.float32
 

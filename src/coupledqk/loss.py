@@ -2,7 +2,8 @@
 
 `plain_loss` is the definition. `linear_cross_entropy` computes the same without storing all logits: for one block of rows at a
 time it computes logits, probabilities and both gradients, which the backward pass scales. Until then they are gradients of the
-*sum* of losses, so that in fp16 they do not underflow before the loss scale is applied.
+*sum* of losses, so that in fp16 they do not underflow before the loss scale is applied. Second derivatives and torch.func use
+the definition.
 """
 
 from typing import Literal
@@ -10,6 +11,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .errors import CoupledQKError, unknown
+from .torch_internals import again, autocasts, inside_torch_func, is_fake
 
 IGNORED = -100
 """Targets with this value are ignored."""
@@ -29,8 +33,13 @@ def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
     """As `plain_loss`, in a fraction of the memory. x is (..., d), weight (vocabulary, d), targets (...)."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if reduction not in ("mean", "sum"):
+        raise unknown("reduction", reduction, ("mean", "sum"))
+    if targets.dtype not in (torch.int32, torch.int64):
+        raise CoupledQKError(f"targets of dtype {targets.dtype}: expected token ids as int64 or int32")
+    if inside_torch_func():
+        return plain_loss(x, weight, targets.long(), reduction)
+    dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x.device) else x.dtype
     needs_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     total, _, _ = _blockwise(x.flatten(0, -2), weight, targets.flatten(), dtype, needs_gradients)
     return total if reduction == "sum" else total / (targets != IGNORED).sum()
@@ -41,6 +50,8 @@ def _blockwise(
     x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, needs_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The summed loss and its gradients for x and weight (empty unless asked for); products are taken in `dtype`."""
+    if targets.is_cpu and not is_fake(targets):  # on an accelerator the check would wait for the device
+        _check_targets(targets, len(weight))
     sum_dtype = torch.promote_types(dtype, torch.float32)
     total = x.new_zeros((), dtype=sum_dtype)
     x_grad = torch.empty_like(x) if needs_gradients else x.new_empty(0)
@@ -55,7 +66,7 @@ def _blockwise(
         target = targets[start : start + n_rows, None]
         counts = target != IGNORED
         logits = torch.mm(rows, low_weight.T, out=buffer[: len(rows)]).to(sum_dtype)
-        target = target.clamp(min=0)
+        target = target.masked_fill(~counts, 0)  # any other negative number is out of range
         probabilities = torch.softmax(logits, 1, out=softmax_buffer[: len(rows)])
         # two maxima, because one with its place takes five times as long as a maximum
         log_sum = logits.amax(1, keepdim=True) - probabilities.amax(1, keepdim=True).log()
@@ -76,6 +87,14 @@ def _blockwise(
     return total, x_grad, weight_grad
 
 
+def _check_targets(targets: Tensor, n: int) -> None:
+    wrong = targets[((targets < 0) & (targets != IGNORED)) | (targets >= n)]
+    if len(wrong):
+        raise CoupledQKError(
+            f"target {int(wrong[0])} is outside the vocabulary: expected 0 to {n - 1}, or {IGNORED} for targets to ignore"
+        )
+
+
 @_blockwise.register_fake
 def _(x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, needs_gradients: bool):
     total = x.new_empty((), dtype=torch.promote_types(dtype, torch.float32))
@@ -85,8 +104,9 @@ def _(x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, needs_grad
 
 
 def _save(ctx, inputs, output) -> None:
+    x, weight, targets, ctx.dtype, _ = inputs
     _, x_grad, weight_grad = output
-    ctx.save_for_backward(x_grad, weight_grad)
+    ctx.save_for_backward(x_grad, weight_grad, x, weight, targets)
     ctx.mark_non_differentiable(x_grad, weight_grad)
     ctx.set_materialize_grads(False)  # no zeros as large as the weights for outputs that nobody differentiates
 
@@ -94,7 +114,13 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, total_grad: Tensor | None, *_: None):
     if total_grad is None:
         return None, None, None, None, None
-    x_grad, weight_grad = ctx.saved_tensors
+    x_grad, weight_grad, x, weight, targets = ctx.saved_tensors
+    if torch.is_grad_enabled():  # the gradients are to be differentiated
+
+        def total(x: Tensor, weight: Tensor) -> Tensor:
+            return plain_loss(x.to(ctx.dtype), weight.to(ctx.dtype), targets.long(), "sum")
+
+        return *again(total, (x, weight), total_grad), None, None, None
     return x_grad * total_grad.to(x_grad.dtype), weight_grad * total_grad.to(weight_grad.dtype), None, None, None
 
 

@@ -150,8 +150,16 @@ class TransformerLM(nn.Module):
 
     def hidden(self, tokens: Tensor, padding: Tensor | None = None, cache: list[KVCache] | None = None) -> Tensor:
         """The final normalised states, (B, T, d_model)."""
+        if cache is not None and (parts := len({id(part) for part in cache})) != len(self.blocks):
+            raise CoupledQKError(
+                f"a cache of {parts} different parts for {len(self.blocks)} layers: make it with new_cache(capacity)"
+            )
         positions = self._positions(tokens, padding, past=cache[0].length if cache else 0)
-        x = self.embed(tokens)
+        try:
+            x = self.embed(tokens)
+        except IndexError:
+            self._check_ids(tokens, "tokens")
+            raise
         rope = None
         if self.positions is not None:
             x = x + self.positions(positions)
@@ -173,12 +181,22 @@ class TransformerLM(nn.Module):
             raise CoupledQKError(
                 f"tokens of shape {tuple(tokens.shape)}: expected (batch, tokens) with at least one sequence and one token"
             )
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise CoupledQKError(f"tokens of dtype {tokens.dtype}: expected token ids as int64 or int32")
         B, T = tokens.shape
         self._check_length(past + T)
         if padding is None:
             return torch.arange(past, past + T, device=tokens.device)
         self._check_padding(padding, B, past + T)
         return (padding.cumsum(-1) - 1).clamp(min=0)[:, past:]
+
+    def _check_ids(self, tokens: Tensor, name: str) -> None:
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise CoupledQKError(
+                f"token ids from {low} to {high} in the {name}: the vocabulary has 0 to {self.config.vocab_size - 1}; was the "
+                "text encoded with the model's own tokenizer?"
+            )
 
     def _check_padding(self, padding: Tensor, B: int, S: int) -> None:
         if padding.shape != (B, S) or padding.dtype != torch.bool:
@@ -216,6 +234,8 @@ class TransformerLM(nn.Module):
         stopped yields `stop_token` from then on. The same `seed` gives the same tokens.
         """
         self._check_prompt(prompt, max_new_tokens, padding)
+        if seed is not None and not -(2**63) <= seed < 2**63:
+            raise CoupledQKError(f"seed={seed}: expected a signed 64-bit integer")
         generator = None if seed is None else torch.Generator(prompt.device).manual_seed(seed)
         sample = partial(Sampler(temperature, top_k, top_p), generator=generator)
         # copied outside inference mode, since inference tensors cannot be used in training
@@ -257,12 +277,7 @@ class TransformerLM(nn.Module):
             raise CoupledQKError(
                 f"prompt of shape {tuple(prompt.shape)}: expected (batch, tokens) with at least one token"
             )
-        low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= self.config.vocab_size:
-            raise CoupledQKError(
-                f"token ids from {low} to {high} in the prompt: the vocabulary has 0 to {self.config.vocab_size - 1}; was the "
-                "text encoded with the model's own tokenizer?"
-            )
+        self._check_ids(prompt, "prompt")
         if padding is not None:
             self._check_padding(padding, prompt.shape[0], prompt.shape[1])
         if padding is not None and not bool(padding[:, -1].all()):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .config import check_rope_width
+from .errors import CoupledQKError
 from .torch_internals import inside_torch_func
 
 THETA = 10_000.0
@@ -17,6 +18,15 @@ class Rope:
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """Both are (T, 1, d/2) or (B, T, 1, d/2)."""
         self.cos, self.sin = cos, sin
+
+    def check(self, q: Tensor) -> None:
+        """Raises unless there is an angle for each token and each pair of coordinates of q, (B, T, H, d)."""
+        *batch, tokens, _, half = self.cos.shape
+        if (tokens, 2 * half) != (q.shape[1], q.shape[3]) or batch not in ([], [1], [q.shape[0]]):
+            raise CoupledQKError(
+                f"rope for {tokens} positions and heads of width {2 * half}: expected {q.shape[1]} positions, one per token, "
+                f"for each or all of the {q.shape[0]} sequences, and width {q.shape[3]}: build it with rope_at"
+            )
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self._decoding(q):
@@ -44,6 +54,8 @@ def rope_at(positions: Tensor, width: int) -> Rope:
     Coordinate i turns with i + width/2, by the angle position · θ^(−2i/width).
     """
     check_rope_width(width)
+    if positions.ndim not in (1, 2):
+        raise CoupledQKError(f"positions of shape {tuple(positions.shape)}: expected (tokens,) or (batch, tokens)")
     frequencies = THETA ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / -width)
     angles = positions[..., None, None].float() * frequencies  # (T, 1, width/2) or (B, T, 1, width/2)
     return Rope(angles.cos(), angles.sin())

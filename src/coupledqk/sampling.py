@@ -37,8 +37,8 @@ class Sampler:
         # the largest is moved to 0 first: divided by a tiny temperature it would overflow
         logits = (logits.float() - logits.max(-1, keepdim=True).values) / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            smallest_kept = logits.topk(self.top_k).values[..., -1:]
-            logits = logits.masked_fill(logits < smallest_kept, -math.inf)
+            kept = logits.topk(self.top_k)  # by place, since several tokens may have the smallest logit that is kept
+            logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
         probabilities = logits.softmax(-1)
         if self.top_p is not None:
             ordered, order = probabilities.sort(-1, descending=True)

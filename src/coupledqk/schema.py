@@ -305,5 +305,7 @@ def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
             raise CoupledQKError(f"--seeds {word}: expected numbers such as 0 1 2, or a range such as 0-7")
         if len(first) > 18 or len(last) > 18 or int(last or first) - int(first) >= MOST_SEEDS:
             raise CoupledQKError(f"--seeds {word[:40]}: expected at most {MOST_SEEDS:,} seeds of at most 18 digits")
+        if dash and int(last) < int(first):
+            raise CoupledQKError(f"--seeds {word}: expected the smaller number first, as in {last}-{first}")
         seeds |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(seeds)

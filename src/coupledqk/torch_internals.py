@@ -1,6 +1,8 @@
-"""The private parts of PyTorch that this package depends on, in one place: check them when PyTorch changes."""
+"""The private parts of PyTorch that this package depends on, in one place: check them when PyTorch changes. Also
+small functions that several implementations share."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +12,24 @@ from torch import Tensor, nn
 def inside_torch_func() -> bool:
     """Whether a transformation of torch.func (vmap, grad, jacrev) is active."""
     return torch._C._are_functorch_transforms_active()
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has a shape and a device but no values, as in the estimates of `planning`."""
+    return isinstance(x, torch._subclasses.FakeTensor)
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is enabled on a device. PyTorch raises an error for the meta device, which has no autocast."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def again(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of a function, which are themselves differentiable; None for inputs that need no gradient."""
+    inputs = tuple(x.view_as(x) for x in inputs)  # one input may depend on another: tied weights
+    needed = [x for x in inputs if x.requires_grad]
+    grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
+    return tuple(next(grads) if x.requires_grad else None for x in inputs)
 
 
 def is_compiled(module: nn.Module) -> bool:

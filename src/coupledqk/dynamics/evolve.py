@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..config import LARGEST_STEP_SIZE
 from ..errors import CoupledQKError, unknown
+from ..torch_internals import inside_torch_func
 from .forces import Force
 from .grouping import group_heads, ungroup_heads
 from .implementations import choose, integrate_fast
@@ -72,7 +73,11 @@ def _integrate_readably(
     record = METHODS[method]
 
     def mean_force(x: Tensor) -> Tensor:
-        f = force(x.to(q_dtype)).to(sum_dtype)
+        f = force(x.to(q_dtype))
+        if not isinstance(f, Tensor) or f.shape != x.shape:
+            shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+            raise CoupledQKError(f"the force returned {shape} for {tuple(x.shape)}: expected the shape of its argument")
+        f = f.to(sum_dtype)
         return f.mean(axis + 1, keepdim=True) if grouped and not record.moves_by_own_force else f
 
     if grouped:
@@ -95,9 +100,13 @@ def _check(q: Tensor, k: Tensor, dt: Tensor | float, n_steps: int, method: str, 
         raise CoupledQKError(f"method {method!r} has no inverse: choose from {', '.join(invertible())}")
     if layout not in HEAD_AXIS:
         raise unknown("layout", layout, HEAD_AXIS)
-    if n_steps < 1:
-        raise CoupledQKError(f"n_steps={n_steps}: expected at least 1")
+    if not hasattr(n_steps, "__index__") or n_steps < 1:
+        raise CoupledQKError(f"n_steps={n_steps!r}: expected at least 1, as a whole number")
     axis = HEAD_AXIS[layout]
+    for name, x in (("q", q), ("k", k)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise CoupledQKError(f"{name} is {kind}: expected a tensor of floating-point numbers")
     if q.ndim != 4 or k.ndim != 4 or q.numel() == 0 or k.numel() == 0:
         raise CoupledQKError(
             f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}: expected four non-empty axes each, in the order "
@@ -109,12 +118,15 @@ def _check(q: Tensor, k: Tensor, dt: Tensor | float, n_steps: int, method: str, 
             f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)} in layout {layout}: expected equal B, T and d, and a "
             "number of query heads that the number of key heads divides"
         )
+    if not hasattr(dt, "__float__") or (not isinstance(dt, Tensor) and getattr(dt, "ndim", 0)):
+        raise CoupledQKError(f"dt={dt!r}: expected a number, or a tensor with one step size per key head")
     if isinstance(dt, Tensor) and dt.ndim and dt.shape != (k.shape[axis],):
         raise CoupledQKError(
             f"dt of shape {tuple(dt.shape)}: expected a number or one step size for each of the {k.shape[axis]} key heads"
         )
-    # a tensor on an accelerator is not read: that would wait for the device
-    readable = not torch.compiler.is_compiling() and (not isinstance(dt, Tensor) or dt.device.type == "cpu")
+    # a tensor on an accelerator is not read, which would wait for the device; inside vmap a tensor has no values to read
+    readable = not isinstance(dt, Tensor) or (dt.device.type == "cpu" and not inside_torch_func())
+    readable = readable and not torch.compiler.is_compiling()
     if readable and not bool((torch.as_tensor(dt) > 0).all()):
         raise CoupledQKError(f"dt={dt}: expected greater than 0; to run backwards set inverse=True")
     if readable and not bool((torch.as_tensor(dt) <= LARGEST_STEP_SIZE).all()):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_internals import autocasts
 from .methods import moves_of
 from .operators import SHARE
 
@@ -19,7 +20,7 @@ def obstacle_of(q: Tensor, k: Tensor, dt: Tensor | float) -> str | None:
         return "gradients enabled (use torch.no_grad() or torch.inference_mode())"
     if torch.compiler.is_compiling():
         return "torch.compile"
-    if torch.is_autocast_enabled(q.device.type):  # which would round the sums of a product
+    if autocasts(q.device):  # which would round the sums of a product
         return "autocast"
     if not (q.dtype == k.dtype == torch.float32) or (isinstance(dt, Tensor) and dt.dtype != torch.float32):
         return f"q in {q.dtype} and k in {k.dtype} (it needs q, k and dt in float32)"

@@ -35,8 +35,8 @@ class MLPForce(nn.Module):
 
 
 class LinearForce(nn.Module):
-    """f(q) = W q. The map is linear and can be folded into W_q and W_k, so it represents the functions of standard
-    attention."""
+    """f(q) = W q. The map is linear: unless queries and keys are normalised before it, it can be folded into W_q and W_k, and
+    represents the functions of standard attention."""
 
     matrices: ClassVar = 1
 

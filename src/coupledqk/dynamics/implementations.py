@@ -31,12 +31,12 @@ def choose(
     """`impl` with "auto" resolved, which does not depend on the values of q."""
     obstacle = obstacle_of(force, method, inverse)
     if impl == "auto":
-        if obstacle:
+        if obstacle or not q.is_cpu:  # nothing has been timed on other devices
             return "reference"
         if q.numel() < WORTH_FUSING:
             return "reference" if few_tokens.obstacle_of(q, k, dt) else "few_tokens"
         # torch.compile fuses the reference itself and does not need to recompute.
-        return "fused" if q.device.type == "cpu" and not torch.compiler.is_compiling() else "reference"
+        return "reference" if torch.compiler.is_compiling() else "fused"
     if impl not in IMPLEMENTATIONS:
         raise unknown("impl", impl, IMPLEMENTATIONS)
     if impl == "few_tokens":

@@ -11,7 +11,7 @@ from ..config import LARGEST_STEP_SIZE, DynamicsConfig
 from ..errors import CoupledQKError
 from ..initial import Normal, global_normal
 from ..rope import Rope
-from ..torch_internals import has_forward_hooks
+from ..torch_internals import autocasts, has_forward_hooks
 from .evolve import integrate
 from .fused import rebuilds
 from .implementations import choose, integrate_fast
@@ -81,7 +81,7 @@ def evolve_and_rotate(
 
 def keeps_only_outputs(dynamics: nn.Module, q: Tensor, k: Tensor | None = None) -> TypeGuard[Dynamics]:
     """Whether only the evolved q and k are saved for the backward pass; x may be passed in place of the projected q and k."""
-    if not isinstance(dynamics, Dynamics) or not torch.is_grad_enabled() or torch.is_autocast_enabled(q.device.type):
+    if not isinstance(dynamics, Dynamics) or not torch.is_grad_enabled() or autocasts(q.device):
         return False
     k, config = q if k is None else k, dynamics.config
     impl = choose(dynamics.impl, q, k, dynamics.step_size, dynamics.force, config.method)
