@@ -176,6 +176,13 @@ def test_a_model_without_weights_is_refused() -> None:
         couple(model)
 
 
+def test_a_coupling_is_not_built_without_values() -> None:
+    model = fresh()
+    with torch.device("meta"), pytest.raises(CoupledQKError, match="built on the meta device: couple outside"):
+        couple(model)
+    assert not any(".coupling." in name for name in model.state_dict())
+
+
 def test_coupling_twice_and_uncoupling_what_is_not_coupled_are_refused() -> None:
     model, ids = coupled(), tokens(2, 9)
     expected = logits(model, ids)

@@ -1,5 +1,6 @@
 """Saving couplings: alone, with the whole model, and with LoRA."""
 
+import copy
 import json
 import tomllib
 import warnings
@@ -106,6 +107,19 @@ def test_weights_of_another_coupling_are_refused_by_load_state_dict() -> None:
         model.load_state_dict(coupled().state_dict())
     old = {name: tensor for name, tensor in coupled().state_dict().items() if not name.endswith(".settings")}
     couple(fresh()).load_state_dict(old)  # as written before settings were recorded
+
+
+def test_weights_are_loaded_into_a_model_that_has_none_yet() -> None:
+    """The settings that they are compared with are not those in the buffer, which has no values either."""
+    model, ids = coupled(), tokens(2, 9)
+    weights, rotary = model.state_dict(), model.model.rotary_emb
+    for empty in (lambda m: m.to("meta"), lambda m: m.to_empty(device="cpu")):
+        copied = empty(copy.deepcopy(model))
+        copied.model.rotary_emb = rotary
+        with pytest.raises(CoupledQKError, match="belongs to a coupling with method='leapfrog'"):
+            copied.load_state_dict(couple(fresh(), "hamiltonian").state_dict(), assign=True)
+        copied.load_state_dict(weights, assign=True)
+        assert torch.equal(logits(copied, ids), logits(model, ids))
 
 
 def test_merging_the_coupling_is_refused_with_the_reason() -> None:

@@ -126,6 +126,20 @@ def test_an_adapter_carries_the_coupling_that_it_was_trained_with_even_if_frozen
         loaded.load_adapter(tmp_path / "other", "other")
 
 
+def test_a_frozen_coupling_is_not_lost_beside_an_adapter_with_a_coupling_of_its_own(tmp_path: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    own, frozen, ids = saved_lora(tmp_path / "own"), frozen_coupling(0), tokens(2, 9)
+    frozen.save_pretrained(tmp_path / "frozen")
+    loaded = peft.PeftModel.from_pretrained(couple(fresh()), tmp_path / "own")
+    with pytest.raises(CoupledQKError, match="trained with another coupling than the one that is loaded already"):
+        loaded.load_adapter(tmp_path / "frozen", "frozen")
+    other = peft.PeftModel.from_pretrained(couple(fresh()), tmp_path / "frozen").eval()
+    other.load_adapter(tmp_path / "own", "own")
+    assert torch.equal(logits(other, ids), logits(frozen, ids))
+    other.set_adapter("own")
+    assert torch.equal(logits(other, ids), logits(own, ids))
+
+
 def test_an_adapter_added_by_transformers_carries_the_coupling_too(tmp_path: Path) -> None:
     """`add_adapter` freezes the coupling, and `save_pretrained` then writes the adapter alone."""
     peft: Any = pytest.importorskip("peft")

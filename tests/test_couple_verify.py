@@ -203,6 +203,19 @@ def test_a_forward_that_goes_past_the_coupling_is_found_in_the_model_itself() ->
     assert_refused(model, "'gradients' failed.* in layers.0.self_attn")
 
 
+def test_a_forward_that_was_replaced_in_the_class_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other libraries replace the `forward` of classes that may have been coupled before."""
+    couple(fresh())
+    model = fresh()
+    original = type(model.model.layers[0].self_attn)
+    plain = original.forward
+    monkeypatch.setattr(original, "forward", lambda self, x, *args, **kwargs: plain(self, 0 * x, *args, **kwargs))
+    with pytest.raises(CoupledQKError, match="LlamaAttention has a forward with a closure"):
+        couple(model)
+    monkeypatch.setattr(original, "forward", NewAttention.forward)
+    assert not is_verified(model.model.layers[0].self_attn)
+
+
 def test_a_verified_architecture_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "run_checks", lambda *args: pytest.fail("checked"))
     couple(fresh())

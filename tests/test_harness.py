@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,29 @@ def test_mistakes_are_named(place: Path, tmp_path: Path) -> None:
         find_tasks([], None)
     with pytest.raises(CoupledQKError, match="no such folder; --include"):
         find_tasks(["toy_text"], tmp_path / "nowhere")
+
+
+def test_a_model_that_is_not_whole_is_not_evaluated(place: Path, tmp_path: Path) -> None:
+    config = json.loads((place / "model" / "config.json").read_text())
+
+    def damage(name: str, content: bytes | None) -> Path:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(place / "model", folder)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return folder
+
+    deeper = json.dumps(config | {"n_layers": config["n_layers"] + 1}).encode()
+    for name, content, message in (
+        ("config.json", deeper, r"the weights in .* lack model\.blocks\.2\."),
+        ("config.json", b"{}", "cannot be loaded: Unrecognized model"),
+        ("model.safetensors", b"\0", "cannot be loaded: "),
+        ("model.safetensors", None, "cannot be loaded: "),
+        ("tokenizer.json", None, "has no tokenizer that transformers can load: save the tokenizer there too"),
+    ):
+        with pytest.raises(CoupledQKError, match=message):
+            run_harness(damage(name, content), ["toy_text"], place / "tasks")
 
 
 def test_a_coupled_model_is_evaluated_with_its_coupling(place: Path, tmp_path: Path) -> None:

@@ -350,6 +350,46 @@ def test_folders_that_are_no_exports_are_refused(exported, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+def test_a_configuration_that_does_not_fit_the_weights_is_refused(exported, tmp_path: Path) -> None:
+    _, folder = exported
+    shutil.copytree(folder, tmp_path / "edited")
+    config = json.loads((folder / "config.json").read_text())
+    for settings, message in (
+        ({"n_layers": 1}, r"contain model\.blocks\.1\..*, for which the model of its config\.json has no place"),
+        ({"attention": "standard"}, r"contain model\.blocks\.0\.attn\.dynamics"),
+        ({"d_model": "16"}, r"config\.json is damaged .*d_model"),
+    ):
+        (tmp_path / "edited" / "config.json").write_text(json.dumps(config | settings))
+        with pytest.raises(CoupledQKError, match=message):
+            import_run(tmp_path / "edited", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_a_newer_configuration_than_the_record_is_imported_as_it_is(exported, tmp_path: Path) -> None:
+    """The record is of three steps of the dynamics, the model now takes one: the weights alone do not show it."""
+    run, folder = exported
+    shutil.copytree(folder, tmp_path / "edited")
+    config = json.loads((folder / "config.json").read_text())
+    config["attention"]["dynamics"]["n_steps"] = 1
+    (tmp_path / "edited" / "config.json").write_text(json.dumps(config))
+    back = import_run(tmp_path / "edited", tmp_path / "back")
+    assert back.config.model.attention.dynamics.n_steps == 1 != run.config.model.attention.dynamics.n_steps
+    assert not back.result
+    tokens = torch.arange(8)[None]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "edited")
+    assert torch.equal(back.model().eval()(tokens), theirs(tokens).logits)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(exported, tmp_path: Path) -> None:
+    _, folder = exported
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(200)
+    model.save_pretrained(tmp_path / "small")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "small")
+    with pytest.raises(CoupledQKError, match="has 280 tokens and its model 200: save the tokenizer"):
+        import_run(tmp_path / "small", tmp_path / "out")
+
+
 def test_nothing_is_overwritten_and_nothing_half_trained_leaves(exported, tmp_path: Path, monkeypatch) -> None:
     run, folder = exported
     for act in (lambda: export_run(run, folder), lambda: import_run(folder, run.path)):

@@ -10,6 +10,7 @@ import torch
 from conftest import TINY, random_tokens, tiny_model
 from coupledqk.config import ModelConfig
 from coupledqk.errors import CoupledQKError
+from coupledqk.model import TransformerLM
 
 transformers = pytest.importorskip("transformers")
 
@@ -104,12 +105,68 @@ def test_eager_attention_gives_the_same_and_its_maps(kind) -> None:
         torch.testing.assert_close(eager.attentions[1][0].sum(-1), torch.ones(8, 9, dtype=torch.double))
 
 
+def test_a_mask_may_be_as_long_as_a_static_cache() -> None:
+    _, theirs = pair()
+    tokens, real = padded()
+    cache = StaticCache(config=theirs.config, max_cache_len=16)
+    mask = torch.cat((real, torch.ones(3, 7, dtype=torch.long)), dim=1)
+    logits = [theirs(part, past_key_values=cache, attention_mask=mask).logits for part in tokens.split(5, dim=1)]
+    expected = theirs(tokens, attention_mask=real).logits
+    torch.testing.assert_close(torch.cat(logits, dim=1)[real.bool()], expected[real.bool()])
+
+
+@pytest.mark.parametrize("kind", ["hamiltonian", "hamiltonian_diff_v2"])
+def test_assisted_generation_gives_the_same(kind) -> None:
+    _, theirs = pair(kind)
+    assistant = to_transformers(tiny_model("standard", positions=theirs.config.positions))
+    prompt, options = random_tokens(1, 8), {"max_new_tokens": 6, "do_sample": False}
+    expected = theirs.generate(prompt, **options)
+    for how in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}):
+        assert torch.equal(theirs.generate(prompt, **how, **options), expected)
+
+
 def test_chunks_through_a_static_cache_with_room_left_are_the_whole() -> None:
     ours, theirs = pair("hamiltonian")
     tokens = random_tokens(2, 12)
     cache = StaticCache(config=theirs.config, max_cache_len=20)
     chunks = [theirs(part, past_key_values=cache).logits for part in tokens.split([5, 1, 4, 2], dim=1)]
     torch.testing.assert_close(torch.cat(chunks, dim=1), ours(tokens))
+
+
+def test_a_converted_model_has_weights_of_its_own() -> None:
+    ours, theirs = pair()
+    untied = to_transformers(ours, tie_word_embeddings=False)
+    tokens = random_tokens(2, 8)
+    assert torch.equal(untied(tokens).logits, theirs(tokens).logits)
+    back = from_transformers(theirs)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.zero_()
+    for model in (ours, back):
+        assert torch.equal(model(tokens), untied(tokens).logits)
+    assert all(p.requires_grad for p in back.parameters())
+
+
+def test_models_without_weights_or_with_int8_weights_are_not_converted() -> None:
+    config = pair()[1].config
+    with torch.device("meta"):
+        empty, ours = CoupledQKForCausalLM(config), TransformerLM(config.to_model_config())
+    for convert in (lambda: to_transformers(ours), lambda: from_transformers(empty)):
+        with pytest.raises(CoupledQKError, match="is on the meta device and has no weights"):
+            convert()
+    with pytest.raises(CoupledQKError, match=r"int8 weights cannot be converted: convert it before to_int8\(\)"):
+        to_transformers(tiny_model("hamiltonian").float().to_int8())
+
+
+def test_a_model_with_adapters_is_converted_after_they_are_merged() -> None:
+    peft = pytest.importorskip("peft")
+    _, theirs = pair()
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(r=2, target_modules=["qkv"], init_lora_weights=False))
+    with pytest.raises(CoupledQKError, match=r"have been changed .*merge or remove its adapters first"):
+        from_transformers(adapted.get_base_model())
+    tokens = random_tokens(2, 8)
+    expected = adapted(input_ids=tokens).logits
+    torch.testing.assert_close(from_transformers(adapted.merge_and_unload())(tokens), expected)
 
 
 @each_kind
@@ -193,6 +250,14 @@ def test_gradient_checkpointing_changes_no_gradient(kind) -> None:
         assert torch.equal(parameter.grad, plain[name]), name
 
 
+def test_reentrant_checkpointing_loses_no_gradient_of_value_residuals() -> None:
+    """It passes gradients through tensor arguments, and the first layer's values are none."""
+    theirs = pair("value_residual")[1].train()
+    with pytest.raises(CoupledQKError, match=r'value_residual=True has no reentrant.*"use_reentrant": False'):
+        theirs.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    pair()[1].train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+
+
 def test_the_loss_is_that_of_the_next_tokens() -> None:
     ours, theirs = pair()
     tokens = random_tokens(2, 8)
@@ -260,6 +325,105 @@ def test_mistakes_are_named() -> None:
         theirs(random_tokens(1, 33))
     with pytest.raises(CoupledQKError, match="33 tokens is longer"):
         theirs.generate(random_tokens(1, 30), max_new_tokens=10, do_sample=False)
+
+
+def test_a_setting_of_the_attention_is_not_ignored() -> None:
+    for settings in ({"n_steps": 7}, {"qk_norm": True}, {"num_key_value_heads": 2}):
+        with pytest.raises(CoupledQKError, match=r"is a setting of the attention: give attention as a table"):
+            CoupledQKConfig(attention="hamiltonian", **settings)
+    config = CoupledQKConfig(attention={"dynamics": {"method": "leapfrog", "n_steps": 7}})
+    assert config.to_model_config().attention.dynamics.n_steps == 7
+
+
+def test_labels_that_do_not_fit_are_named() -> None:
+    _, theirs = pair()
+    tokens = random_tokens(2, 8)
+    assert theirs(tokens, labels=tokens.int()).loss == theirs(tokens, labels=tokens).loss
+    for labels, message in (
+        (tokens.T, r"labels of shape \(8, 2\) for logits of \(2, 8\)"),
+        (tokens.flatten(), r"labels of shape \(16,\)"),
+        (tokens.double(), r"labels of dtype torch\.float64: expected token ids"),
+        (tokens.masked_fill(tokens > 3, -1), r"labels from -1 .* expected 0 to 36, or -100 for tokens to ignore"),
+    ):
+        with pytest.raises(CoupledQKError, match=message):
+            theirs(tokens, labels=labels)
+    with pytest.raises(CoupledQKError, match="leave out logits_to_keep"):
+        theirs(tokens, labels=tokens, logits_to_keep=3)
+
+
+@pytest.mark.parametrize("kind", ["hamiltonian", "euler_gqa"])
+def test_inputs_that_do_not_fit_are_neither_broadcast_nor_cut(kind) -> None:
+    _, theirs = pair(kind)
+    tokens, positions = random_tokens(2, 8), torch.arange(8)[None]
+    for given, message in (
+        ({"position_ids": positions[:, :1]}, r"position_ids of shape \(1, 1\): expected \(2 or 1, 8\)"),
+        ({"position_ids": positions.expand(3, 8)}, r"position_ids of shape \(3, 8\)"),
+        ({"attention_mask": torch.ones(2, 16)}, r"attention_mask of shape \(2, 16\): expected \(2, 8\)"),
+        ({"attention_mask": torch.ones(1, 8)}, r"attention_mask of shape \(1, 8\): expected \(2, 8\)"),
+        ({"attention_mask": torch.ones(2, 1, 8)}, r"attention_mask of shape \(2, 1, 8\)"),
+    ):
+        with pytest.raises(CoupledQKError, match=message):
+            theirs(tokens, **given)
+    for ids, message in (
+        (tokens + 100, r"input_ids from 1\d\d to 1\d\d: this model has 0 to 36"),
+        (tokens[0], r"input_ids of shape \(8,\): expected \(batch, tokens\)"),
+        (tokens.float(), r"input_ids of dtype torch\.float32"),
+    ):
+        with pytest.raises(CoupledQKError, match=message):
+            theirs(ids)
+    with pytest.raises(CoupledQKError, match=r"inputs_embeds of shape \(2, 8, 9\): expected \(batch, tokens, 64\)"):
+        theirs(inputs_embeds=torch.ones(2, 8, 9))
+
+
+def test_positions_beyond_the_table_are_named() -> None:
+    with pytest.raises(CoupledQKError, match="position_ids from 30 to 37: this model has 0 to 31"):
+        pair()[1](random_tokens(2, 8), position_ids=torch.arange(30, 38)[None])
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_masks_of_four_dimensions_hide_tokens_and_add_nothing(implementation) -> None:
+    _, theirs = pair()
+    theirs.set_attn_implementation(implementation)
+    tokens, real = padded()
+    visible = real.bool()[:, None, None, :] & torch.ones(9, 9, dtype=torch.bool).tril()
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    expected = theirs(tokens, attention_mask=real).logits[real.bool()]
+    for hidden in (float("-inf"), torch.finfo(torch.float64).min, -1e4):
+        added = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, hidden)
+        for mask in (visible, added):
+            logits = theirs(tokens, attention_mask=mask, position_ids=positions).logits[real.bool()]
+            torch.testing.assert_close(logits, expected)
+    for mask in (visible.double(), added + 0.1, visible.long()):
+        with pytest.raises(
+            CoupledQKError, match="expected booleans, True where a query may look, or floats that are 0"
+        ):
+            theirs(tokens, attention_mask=mask, position_ids=positions)
+
+
+def test_caches_that_do_not_fit_are_named() -> None:
+    _, theirs = pair()
+    tokens = random_tokens(2, 8)
+
+    def cache_of(model, ids=tokens[:, :5]):
+        return model(ids, use_cache=True).past_key_values
+
+    deeper = to_transformers(tiny_model("hamiltonian", n_layers=5))
+    for cache, message in (
+        (cache_of(deeper), "a cache of 5 layers, for a model with 2"),
+        (cache_of(theirs, tokens[:1, :5]), "a cache of 1 sequences with 8 key heads: expected 2 with 8"),
+        (cache_of(pair("gqa")[1]), "a cache of 2 sequences with 2 key heads: expected 2 with 8"),
+        (((tokens, tokens),) * 2, "past_key_values of type tuple: expected a Cache"),
+    ):
+        with pytest.raises(CoupledQKError, match=message):
+            theirs(tokens[:, 5:], past_key_values=cache)
+    with pytest.raises(
+        CoupledQKError, match=r"attention_mask of shape \(2, 3\): expected \(2, 8\).*cached ones included"
+    ):
+        theirs(tokens[:, 5:], past_key_values=cache_of(theirs), attention_mask=torch.ones(2, 3))
+    cache = cache_of(theirs)
+    theirs.train().gradient_checkpointing_enable()
+    with pytest.raises(CoupledQKError, match="cannot be used in training with gradient checkpointing"):
+        theirs(tokens[:, 5:], past_key_values=cache)
 
 
 @pytest.mark.parametrize("version", ["4.57.0", "5.14.2", "6.0.0"])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import in_shell
 from ..terminal import wrapped
 from .plugin import WithPlugin
 
@@ -39,4 +40,5 @@ class Export(WithPlugin):
         print(wrapped(f"\nPerplexity: {run.result['definition']}."))
         if address:
             print(f"Uploaded to {address}")
-        print(f"\nTry `coupledqk harness {self.folder} --tasks wikitext`, or `coupledqk import {self.folder}`.")
+        folder = in_shell(self.folder)
+        print(f"\nTry `coupledqk harness {folder} --tasks wikitext`, or `coupledqk import {folder}`.")

@@ -28,9 +28,11 @@ class Harness(WithPlugin):
     include: Path | None = None
     """Folder of YAML files that define further tasks."""
     batch_size: int = 8
+    """Number of sequences in a batch."""
     limit: int | None = None
     """Number of examples of each task to use, for a quick trial; all by default."""
     device: str = "auto"
+    """Device to run on: auto, cpu, cuda, cuda:1 ..."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import in_shell
+
 
 @dataclass(frozen=True)
 class Import:
@@ -12,7 +14,7 @@ class Import:
 
         coupledqk import exported/NAME
         coupledqk import exported/NAME --out runs/again
-        coupledqk train --init-from runs/again --corpus other-texts/
+        coupledqk eval runs/again --corpus other-texts/
 
     The folder may be written by `coupledqk export`, or by `save_pretrained` of a coupledqk model or of a DiffLlama with its
     tokenizer.
@@ -30,4 +32,4 @@ class Import:
         with quiet():
             run = import_run(self.folder, self.out or Path("runs") / self.folder.resolve().name)
         known = "with its results" if run.result else "without results: the weights are not those of an exported run"
-        print(f"{run.path}: imported {known}; try `coupledqk generate {run.path} --prompt 'def '`")
+        print(f"{run.path}: imported {known}; try `coupledqk generate {in_shell(run.path)} --prompt 'def '`")

@@ -75,7 +75,8 @@ def attention_modules(model: "PreTrainedModel", names: Sequence[str] | None = No
 
 def is_verified(module: nn.Module) -> bool:
     kind = module.uncoupled_class if isinstance(module, CoupledModule) else type(module)
-    return kind.__module__.startswith("transformers.models.") and kind.__name__ in VERIFIED
+    homes = (kind.__module__, kind.forward.__module__)  # another library may have replaced the forward of the class
+    return all(home.startswith("transformers.models.") for home in homes) and kind.__name__ in VERIFIED
 
 
 def _is_softmax_attention(module: nn.Module) -> bool:

@@ -61,6 +61,8 @@ def attach_verified(
     model: "PreTrainedModel", couplings: dict[str, nn.Module], dynamics: DynamicsConfig, verify: Verify
 ) -> None:
     """Attaches the couplings. If the self-check fails, the model is restored."""
+    if any(p.is_meta for coupling in couplings.values() for p in coupling.parameters()):
+        raise CoupledQKError('the coupling was built on the meta device: couple outside of `with torch.device("meta")`')
     attach(model, couplings, dynamics)
     try:
         verify_attached(model, dynamics, verify)

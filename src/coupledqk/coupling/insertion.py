@@ -59,14 +59,19 @@ def _new(kind: type[nn.Module]) -> Any:
     return subclass.__new__(subclass)
 
 
-@functools.cache
 def coupled_class(kind: type[nn.Module]) -> type[Any]:
     """The subclass with the inserted line. Raises `InsertionError` if there is no suitable position."""
+    return _subclass(kind, kind.forward)
+
+
+@functools.cache
+def _subclass(kind: type[nn.Module], forward: Any) -> type[Any]:
+    """One for each `forward`, which other libraries replace in classes of transformers."""
     function = _parse(kind)
     site = find_site(function)
     site.block.insert(site.index, _statement(site))
     attributes = {
-        "forward": _compile(function, kind.forward),
+        "forward": _compile(function, forward),
         "uncoupled_class": kind,
         "heads_first": site.heads_first,
         "__module__": kind.__module__,

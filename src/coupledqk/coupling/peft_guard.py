@@ -93,9 +93,18 @@ def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def check_other_adapters(model: Any, weights: dict[str, Tensor]) -> None:
-    """A coupling outside `modules_to_save` belongs to the model and is shared by all adapters, which must agree on it."""
-    own = {_plain(name): tensor for name, tensor in model.state_dict().items() if _INFIX in name}
+def check_other_adapters(model: Any, weights: dict[str, Tensor], adapter: str | None = None) -> None:
+    """A coupling outside `modules_to_save` belongs to the model and is shared by all adapters, which must agree on it.
+
+    `adapter` is the name of the one to load, if PEFT has prepared the model for it.
+    """
+    own: dict[str, Tensor] = {}
+    for name, module in coupled_modules(model).items():
+        copies = getattr(module.coupling, "modules_to_save", None)
+        if copies is not None and (adapter is None or adapter in copies):
+            continue  # the adapter has a copy of its own
+        shared = module.coupling if copies is None else module.coupling.original_module
+        own |= {f"{_plain(name)}{_INFIX}{key}": tensor for key, tensor in shared.state_dict().items()}
     for name, tensor in weights.items():
         loaded = own.get(_plain(name))
         if loaded is not None and not torch.equal(tensor.to(loaded), loaded):
@@ -154,11 +163,13 @@ def _guard(peft_model: Any) -> None:
         return
 
     @functools.wraps(load)
-    def set_peft_model_state_dict(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    def set_peft_model_state_dict(
+        model: nn.Module, weights: dict[str, Tensor], adapter_name: str = "default", *args: Any, **kwargs: Any
+    ) -> Any:
         check_adapter(model, weights)
         if len(getattr(model, "peft_config", ())) > 1:  # this adapter is among them
-            check_other_adapters(model, weights)
-        return load(model, weights, *args, **kwargs)
+            check_other_adapters(model, weights, adapter_name)
+        return load(model, weights, adapter_name, *args, **kwargs)
 
     collect = peft_model.get_peft_model_state_dict
     read = peft_model.load_peft_weights

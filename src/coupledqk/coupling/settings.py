@@ -5,6 +5,7 @@ The tensor goes wherever the weights go, PEFT's adapters included, so that weigh
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +40,14 @@ def from_table(table: Any, where: str) -> DynamicsConfig:
 
 def record(coupling: nn.Module, dynamics: DynamicsConfig) -> None:
     """Adds the tensor of settings to a coupling, which then refuses to load weights of other dynamics."""
+    coupling.register_buffer(BUFFER, _encoded(dynamics))
+    # not read from the buffer, which has no values on the meta device and after to_empty()
+    coupling.register_load_state_dict_pre_hook(functools.partial(_check_recorded, dynamics))
+
+
+def _encoded(dynamics: DynamicsConfig) -> Tensor:
     data = json.dumps(to_table(dynamics)).encode()
-    coupling.register_buffer(BUFFER, torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
-    coupling.register_load_state_dict_pre_hook(_check_recorded)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
 
 
 def recorded(tensor: Tensor, where: str) -> DynamicsConfig:
@@ -65,10 +71,11 @@ def check_same(saved: DynamicsConfig, dynamics: DynamicsConfig, what: str) -> No
             )
 
 
-def _check_recorded(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+def _check_recorded(
+    dynamics: DynamicsConfig, module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any
+) -> None:
     name = prefix + BUFFER
     if name in state_dict:
-        ours = recorded(module.get_buffer(BUFFER), "the model")
-        check_same(recorded(state_dict[name], name), ours, f"the saved {prefix.removesuffix('.')}")
+        check_same(recorded(state_dict[name], name), dynamics, f"the saved {prefix.removesuffix('.')}")
     elif any(key.startswith(prefix) for key in state_dict):  # saved before settings were recorded
-        state_dict[name] = module.get_buffer(BUFFER)
+        state_dict[name] = _encoded(dynamics)

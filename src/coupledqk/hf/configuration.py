@@ -1,17 +1,24 @@
 """Our ModelConfig as a configuration of transformers, which is flat and written to config.json."""
 
+import dataclasses
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from ..config import AttentionConfig, ModelConfig, head_width
+from ..config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig, head_width
 from ..errors import CoupledQKError
 from ..schema import from_dict, to_dict
 from ..variants import variant
 
 FORMAT_VERSION = 1
 """Format version of config.json. It increases with any change that an older version of this package would misread."""
+
+_SETTINGS_OF_ATTENTION = {
+    "head_dim",
+    "num_key_value_heads",
+    *(field.name for kind in (AttentionConfig, DynamicsConfig, ScoringConfig) for field in dataclasses.fields(kind)),
+}
 
 
 @strict
@@ -48,6 +55,11 @@ class CoupledQKConfig(PreTrainedConfig):
             raise CoupledQKError(
                 f"config.json is of format version {self.format_version}, but this coupledqk reads up to {FORMAT_VERSION}: "
                 "pip install --upgrade coupledqk"
+            )
+        for name in kwargs.keys() & _SETTINGS_OF_ATTENTION:
+            raise CoupledQKError(
+                f"{name}={kwargs[name]!r} is a setting of the attention: give attention as a table that contains it, or build "
+                "the configuration with CoupledQKConfig.from_model_config(coupledqk.preset(...))"
             )
         self.attention = to_dict(self.to_model_config().attention)
         super().__post_init__(**kwargs)

@@ -4,11 +4,13 @@ An export holds what `save_pretrained` writes (config.json, model.safetensors, t
 and coupledqk.json: the run's configuration, facts and results, and the checksum of the weights they belong to.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, DiffLlamaForCausalLM, PreTrainedModel
@@ -16,13 +18,13 @@ from transformers import AutoConfig, AutoTokenizer, DiffLlamaForCausalLM, PreTra
 from ..config import LMConfig, RunConfig, TrainConfig, text_of
 from ..data.tokenizers import Tokenizer, from_json
 from ..errors import CoupledQKError
-from ..files import FileError, atomic_path, read_json, sha256, write_atomic
+from ..files import FileError, atomic_path, in_shell, read_json, sha256, write_atomic
 from ..model import TransformerLM
 from ..provenance import origin
 from ..registry import plugin_of
 from ..runs import Run
 from ..runs.training import run_info
-from ..schema import change, decode, from_dict, to_dict
+from ..schema import decode, from_dict, to_dict
 from ..training.checkpoints import Checkpoints
 from .card import model_card
 from .configuration import CoupledQKConfig
@@ -41,14 +43,19 @@ _RECORD_SHAPE = {
 
 def to_transformers(model: TransformerLM, **settings: Any) -> CoupledQKForCausalLM:
     """The same model for transformers, with a copy of the weights. `settings` are those of a transformers configuration."""
+    if model.int8_head is not None:
+        raise CoupledQKError("a model with int8 weights cannot be converted: convert it before to_int8()")
+    _check_materialized(model)
     theirs = CoupledQKForCausalLM(CoupledQKConfig.from_model_config(model.config, **settings))
     nn.Module.to(theirs, next(model.parameters()).dtype)
     theirs.model.load_state_dict(model.state_dict())
+    theirs.lm_head.load_state_dict(model.embed.state_dict())  # a copy if tie_word_embeddings=False
     return theirs.eval()
 
 
 def from_transformers(model: PreTrainedModel) -> TransformerLM:
-    """Our model from one of our models in transformers or from a DiffLlama."""
+    """Our model from one of our models in transformers or from a DiffLlama, with a copy of the weights."""
+    _check_materialized(model)
     if isinstance(model, DiffLlamaForCausalLM):
         return from_diffllama(model)
     if not isinstance(model, CoupledQKForCausalLM):
@@ -59,8 +66,18 @@ def from_transformers(model: PreTrainedModel) -> TransformerLM:
         raise CoupledQKError("tie_word_embeddings=False: our models have one matrix for both embeddings")
     with torch.device("meta"):
         ours = TransformerLM(model.config.to_model_config())
-    ours.load_state_dict(model.model.state_dict(), assign=True)
+    weights = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    if other := weights.keys() ^ ours.state_dict().keys():
+        raise CoupledQKError(
+            f"the modules of this {type(model).__name__} have been changed ({min(other)}): merge or remove its adapters first"
+        )
+    ours.load_state_dict(weights, assign=True)
     return ours.eval()
+
+
+def _check_materialized(model: nn.Module) -> None:
+    if any(p.is_meta for p in model.parameters()):
+        raise CoupledQKError(f"this {type(model).__name__} is on the meta device and has no weights: load them first")
 
 
 def export_run(run: Run, folder: Path) -> None:
@@ -68,7 +85,9 @@ def export_run(run: Run, folder: Path) -> None:
     seq_len = run.config.train.seq_len
     text_of(run.config)  # raises for a run without text
     if not run.result:
-        raise CoupledQKError(f"{run.path} is not finished: train it first with `coupledqk train --resume {run.path}`")
+        raise CoupledQKError(
+            f"{run.path} is not finished: train it first with `coupledqk train --resume {in_shell(run.path)}`"
+        )
     if folder.exists():
         raise CoupledQKError(f"{folder} exists already: choose another folder, or remove it first")
     run.metrics()  # raises for a damaged log
@@ -124,12 +143,17 @@ def import_run(folder: Path, path: Path) -> Run:
     model = load_exported(folder)
     record = read_record(folder)
     tokenizer = from_json(json.dumps(record["tokenizer"])) if record else _tokenizer(folder)
-    unchanged = bool(record) and (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == record["weights"]
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise CoupledQKError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens and its model {model.config.vocab_size}: save the "
+            "tokenizer that the model was trained with"
+        )
     config = from_dict(RunConfig, record["config"]) if record else _plain_config(model, tokenizer)
+    unchanged = bool(record) and config.model == model.config and _has_weights(folder, record["weights"])
     best = _best(record["result"], folder) if unchanged else {"step": 0}
     with atomic_path(path) as temporary:
         run = Run(temporary)
-        run.create(change(config, {"model.vocab_size": model.config.vocab_size}))
+        run.create(dataclasses.replace(config, model=model.config))  # config.json may be newer than the record
         run.write_json("tokenizer.json", json.loads(tokenizer.to_json()))
         metrics = {name: value for name, value in best.items() if name not in ("kind", "step", "tokens")}
         Checkpoints(temporary / "checkpoints", keep=1).save_best(best["step"], model, metrics)
@@ -159,14 +183,27 @@ def load_exported(folder: Path) -> TransformerLM:
             f"{folder} holds a model of type {kind!r}: expected {' or '.join(kinds)}; "
             "coupledqk.couple adds dynamics to models of other types"
         )
-    AutoConfig.from_pretrained(folder)  # raises for a newer format before any weight is read
+    try:
+        AutoConfig.from_pretrained(folder)  # raises for a newer format before any weight is read
+    except StrictDataclassError as error:
+        reason = " ".join(str(error).split())
+        raise CoupledQKError(f"{folder / 'config.json'} is damaged ({reason}): export the model again") from None
     try:
         model, found = kinds[kind].from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise CoupledQKError(f"the weights in {folder} cannot be read: {str(error).splitlines()[0]}") from None
     if found["missing_keys"]:
         raise CoupledQKError(f"the weights in {folder} lack {min(found['missing_keys'])}: export the model again")
+    if found["unexpected_keys"]:
+        raise CoupledQKError(
+            f"the weights in {folder} contain {min(found['unexpected_keys'])}, for which the model of its config.json has no "
+            "place: export the model again"
+        )
     return from_transformers(model)
+
+
+def _has_weights(folder: Path, checksum: str) -> bool:
+    return (folder / WEIGHTS).is_file() and sha256(folder / WEIGHTS) == checksum
 
 
 def read_record(folder: Path) -> dict[str, Any]:

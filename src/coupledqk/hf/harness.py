@@ -31,10 +31,9 @@ def run_harness(
         from lm_eval.models.huggingface import HFLM
     except ImportError:
         raise CoupledQKError("the harness is an extra: pip install 'coupledqk[harness]'") from None
-    from transformers import AutoTokenizer
 
     model = load_for_harness(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = _load_tokenizer(folder)
     known = find_tasks(tasks, include)
     length = tokenizer.model_max_length
     language_model: Any = HFLM
@@ -59,6 +58,8 @@ def run_harness(
 
 
 def load_for_harness(folder: Path) -> "PreTrainedModel":
+    """The model of a folder. Weights that are missing are an error, because transformers would draw them at random."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -69,7 +70,27 @@ def load_for_harness(folder: Path) -> "PreTrainedModel":
         from ..coupling import load_coupled
 
         return load_coupled(folder)
-    return AutoModelForCausalLM.from_pretrained(folder)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    except CoupledQKError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CoupledQKError(f"the model in {folder} cannot be loaded: {str(error).splitlines()[0]}") from None
+    model, found = loaded
+    if found["missing_keys"]:
+        raise CoupledQKError(f"the weights in {folder} lack {min(found['missing_keys'])}: save the model again")
+    return model
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError):
+        raise CoupledQKError(
+            f"{folder} has no tokenizer that transformers can load: save the tokenizer there too, with its save_pretrained"
+        ) from None
 
 
 def find_tasks(tasks: Sequence[str], include: Path | None) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -35,11 +36,13 @@ from transformers.utils.output_capturing import capture_outputs
 from ..attention import Attention
 from ..errors import CoupledQKError
 from ..layers import KVCache, RMSNorm
+from ..loss import IGNORED
 from ..model import Block, embedding
 from ..rope import Rope, rope_at
 from ..scoring import Softmax
 from ..values import FirstValues
 from .configuration import CoupledQKConfig
+from .inputs import check_additive, check_cache, check_labels, check_shapes, look_up, out_of_range, refuse_filled
 
 
 class LayerCache(KVCache):
@@ -140,6 +143,18 @@ class CoupledQKPreTrainedModel(PreTrainedModel):
         # code outside of transformers is taken to have loaded any module without parameters of its own, such as Attention
         super()._initialize_weights(module, is_custom_code=False)
 
+    def _set_gradient_checkpointing(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **options: Any
+    ) -> None:
+        # reentrant checkpoints pass gradients through tensor arguments only, and FirstValues is none
+        reentrant = getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant", False)
+        if enable and reentrant and self.config.to_model_config().attention.value_residual:
+            raise CoupledQKError(
+                "value_residual=True has no reentrant gradient checkpointing, which would lose gradients of the first layer's "
+                'values: pass gradient_checkpointing_kwargs={"use_reentrant": False}'
+            )
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **options)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Ours by `init_weights`, except what has been loaded: q, k and v are drawn as parts of one tensor, which do not
@@ -171,7 +186,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         self.blocks = nn.ModuleList(CoupledQKBlock(config, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.d_model)
         self.gradient_checkpointing = False
-        self.head_dim = config.head_dim
+        self.head_dim, self.n_key_heads = config.head_dim, config.num_key_value_heads
         self.post_init()
 
     @merge_with_config_defaults
@@ -186,13 +201,14 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise CoupledQKError("expected one of input_ids and inputs_embeds, not both and not none")
+        x = self._embedded(input_ids, inputs_embeds)
+        check_cache(past_key_values, self.config.n_layers, x.shape[0], self.n_key_heads)
         if self.gradient_checkpointing and self.training:
+            refuse_filled(past_key_values)
             past_key_values, use_cache = None, False  # a block that runs twice would append twice
-        x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        check_shapes(x, attention_mask, position_ids, past_key_values)
         mask = self._mask(x, attention_mask, position_ids, past_key_values)
         if kwargs.get("cache") is None:  # with a paged cache, the tokens are those of many sequences
             self._check_length(x.shape[1], past_key_values)
@@ -200,13 +216,26 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
             position_ids = self._positions(x, attention_mask, past_key_values)
         rope = None
         if self.positions is not None:
-            x = x + self.positions(position_ids)
+            x = x + look_up(self.positions, position_ids, "position_ids")
         else:
             rope = rope_at(position_ids, self.head_dim)
         first_values = FirstValues()
-        for i, block in enumerate(self.blocks):
-            x = block(x, mask, rope, _layer_cache(past_key_values, i, kwargs), first_values)
+        for i in range(self.config.n_layers):  # which `generate` reduces for assistant_early_exit
+            x = self.blocks[i](x, mask, rope, _layer_cache(past_key_values, i, kwargs), first_values)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if input_ids is not None and inputs_embeds is None:
+            if input_ids.ndim != 2:
+                raise CoupledQKError(f"input_ids of shape {tuple(input_ids.shape)}: expected (batch, tokens)")
+            return look_up(self.embed, input_ids, "input_ids")
+        if inputs_embeds is None or input_ids is not None:
+            raise CoupledQKError("expected one of input_ids and inputs_embeds, not both and not none")
+        if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != self.config.d_model:
+            raise CoupledQKError(
+                f"inputs_embeds of shape {tuple(inputs_embeds.shape)}: expected (batch, tokens, {self.config.d_model})"
+            )
+        return inputs_embeds
 
     def _mask(
         self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
@@ -218,16 +247,20 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
             past_key_values=cache,
             position_ids=position_ids,
         )
+        if not isinstance(mask, Tensor) or mask.dtype == torch.bool:
+            return mask
         # for eager attention, theirs is added to the scores: 0 where a query may look
-        return mask == 0 if isinstance(mask, Tensor) and mask.is_floating_point() else mask
+        if mask is attention_mask and not torch.compiler.is_compiling():
+            check_additive(mask)
+        return mask == 0
 
     def _positions(self, x: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
         """(B or 1, T), counted from each row's first real token."""
-        T = x.shape[1]
-        if attention_mask is not None and attention_mask.ndim == 2:
-            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
         past = 0 if cache is None else cache.get_seq_length()
-        return (torch.arange(T, device=x.device) + past)[None]
+        new = torch.arange(x.shape[1], device=x.device) + past
+        if attention_mask is not None and attention_mask.ndim == 2:
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, new]
+        return new[None]
 
     def _check_length(self, T: int, cache: Cache | None) -> None:
         past = 0 if cache is None else cache.get_seq_length()
@@ -284,7 +317,7 @@ class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self._loss(logits, labels, kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -292,6 +325,14 @@ class CoupledQKForCausalLM(CoupledQKPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _loss(self, logits: Tensor, labels: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        check_labels(labels, logits)
+        n = self.config.vocab_size
+        try:
+            return self.loss_function(logits=logits, labels=labels.long(), vocab_size=n, **kwargs)
+        except IndexError:
+            raise out_of_range(labels, n, kwargs.get("ignore_index", IGNORED)) from None
 
 
 class CoupledQKForSequenceClassification(GenericForSequenceClassification, CoupledQKPreTrainedModel):
