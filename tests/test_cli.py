@@ -1,6 +1,7 @@
 """The command line."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,38 @@ def test_generate_streams_and_repeats_with_a_seed(shelf: Path, capsys: pytest.Ca
     assert sample("--temperature", "0").startswith("7 sq")
 
 
+def test_a_prompt_that_is_not_utf8_is_continued(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["generate", str(shelf / "runs/one"), "--prompt", "7\udcff", "--tokens", "2"])
+    assert capsys.readouterr().out.startswith("7?")
+
+
+def test_any_terminal_can_print_the_output(shelf: Path) -> None:
+    command = [sys.executable, "-m", "coupledqk", "runs", str(shelf / "runs")]
+    ascii_only = subprocess.run(
+        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
+    )
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
+    assert "euler" in ascii_only.stdout
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_suggested_commands_quote_names_with_spaces_and_an_empty_validation_split_is_found_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.txt").write_text("some words and more words " * 20)
+    (tmp_path / "valid.txt").write_text("")
+    out = tmp_path / "a run"
+    command = ["train", "--corpus", str(tmp_path), "--out", str(out), *SHAPE]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert f"the validation split of {tmp_path} has 0 tokens: expected at least 2" in capsys.readouterr().err
+    assert not (out / "checkpoints").exists()
+    (tmp_path / "valid.txt").write_text("some words " * 5)
+    main(command)
+    assert f"coupledqk generate '{out}' --prompt" in capsys.readouterr().out
+
+
 def test_runs_lists_what_there_is(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["runs", str(shelf / "runs"), "--json"])
     rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
@@ -208,6 +241,7 @@ MISTAKES = [
     (["train", "stray"], "unexpected 'stray'"),
     (["train", "--lr", "--lr", "3"], "--lr has no value"),
     (["mqar", "--seeds", "first"], "--seeds first: expected numbers such as 0 1 2, or a range such as 0-7"),
+    (["reproduce", "smoke", "--seeds", "7-3"], "--seeds 7-3: expected the smaller number first, as in 3-7"),
     (["mqar", "--level", "easy", "--pairs", "3"], "--level easy sets the pairs and the length"),
     (["glue"], "name at least one run folder"),
     (["eval", "nowhere"], "nowhere: no such run folder"),

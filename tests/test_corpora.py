@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from coupledqk import CoupledQKError
 from coupledqk.config import DataConfig
 from coupledqk.data import corpora, text
-from coupledqk.data.corpora import open_corpus
+from coupledqk.data.corpora import data_dir_of, open_corpus
 from coupledqk.data.folders import find_files
-from coupledqk.data.hub import HUB
+from coupledqk.data.hub import HUB, HubCorpus
+from coupledqk.data.shards import prepare
 from coupledqk.data.text import pieces
 from coupledqk.data.tokenizers import gpt2
 
@@ -157,6 +158,16 @@ def test_file_names_mark_splits(tmp_path, names):
     )
 
 
+@pytest.mark.parametrize(
+    "names", [("my_train.txt", "my_valid.txt"), ("a-train.jsonl", "a-val.jsonl"), ("train_0.txt", "dev_0.txt")]
+)
+def test_file_names_that_nearly_mark_splits_are_not_mixed(tmp_path, names):
+    for name in names:
+        write(tmp_path / name, '{"text": "some text"}')
+    with pytest.raises(CoupledQKError, match=f"{names[0]} and {names[1]} are not recognised as splits"):
+        documents(tmp_path)
+
+
 def test_files_of_one_beginning_are_a_corpus(tmp_path):
     for name in ("web-1k.train.txt", "web-1k.valid.txt", "other.valid.txt"):
         write(tmp_path / name, name)
@@ -221,6 +232,22 @@ def test_named_corpora_are_found_in_local_copies(copies, name, inside, train):
         found = documents(name, data_dir=str(data_dir))
         assert {split: len(texts) for split, texts in found.items()} == {"train": 1, "valid": 1, "test": 1}
         assert found["train"] == [train]
+
+
+def test_the_local_copy_of_one_corpus_is_not_read_as_another(copies, monkeypatch):
+    def config(corpus, inside, tokenizer="bytes"):
+        return DataConfig(corpus=corpus, data_dir=str(copies / inside), tokenizer=tokenizer)
+
+    assert data_dir_of("wikitext-2", config("pubmed", "")) == str(copies)
+    assert data_dir_of("wikitext-2", config("my-texts", "wikitext-2")) == str(copies / "wikitext-2")
+    assert data_dir_of("wikitext-2", config("pubmed", "pubmed")) is None
+
+    def rows(self, split):
+        raise CoupledQKError(f"{self.repository} would be read")
+
+    monkeypatch.setattr(HubCorpus, "rows", rows)
+    with pytest.raises(CoupledQKError, match="Salesforce/wikitext would be read"):
+        prepare(config("pubmed", "pubmed", tokenizer="bpe:260@wikitext-2"))
 
 
 def test_the_tokenised_form_of_wikitext_is_labelled(copies):

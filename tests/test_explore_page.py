@@ -169,6 +169,17 @@ def test_words_say_how_far_query_and_key_of_the_token_move(page) -> None:
     assert f"{100 * held[2, token]:.1f}% of their squared length" in texts(browser, "#paths .words .note")[0]
 
 
+def test_a_motion_beyond_the_stored_numbers_is_not_shown_as_their_limit(page) -> None:
+    subject = reader("drift", n_layers=1)
+    subject.model.blocks[0].attn.dynamics.tau.data.fill_(6.0)
+    browser = page(subject)
+    assert float(motion_numbers(*states_of(layers(subject)[0]))[..., -1, 2].min()) > 32.767
+    assert all(
+        "moved by more than 3276.7% of its length" in words
+        for words in texts(browser, "#paths .words p:nth-of-type(1)")
+    )
+
+
 def test_the_tour_has_four_stops(page) -> None:
     subject = reader("hamiltonian")
     browser = page(subject)

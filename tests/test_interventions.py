@@ -164,3 +164,9 @@ def test_patterns_of_steps_are_refused_with_a_cache():
         model(tokens[:, 4:], cache=cache)
     with pytest.raises(CoupledQKError, match="without a cache"):
         tape.layers[0].patterns()
+
+
+@pytest.mark.parametrize("shape", [(2, T), (T,)])
+def test_effects_are_those_of_one_sequence(shape):
+    with pytest.raises(CoupledQKError, match="expected one sequence"):
+        loss_effects(tiny_model("hamiltonian"), torch.zeros(shape, dtype=torch.int64))

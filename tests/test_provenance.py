@@ -60,19 +60,19 @@ def test_the_machine_has_the_cores_that_may_be_used() -> None:
 def test_a_cpu_runs_memory_is_that_of_the_process_whatever_gpu_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
-    assert PeakMemory(torch.device("cpu")).mib() > 0
+    assert PeakMemory(torch.device("cpu")).mb() > 0
 
 
 PEAKS_OF_TWO_RUNS = """
 import torch
-from coupledqk.training.memory import MIB, PeakMemory
+from coupledqk.training.memory import MB, PeakMemory
 
 first = PeakMemory(torch.device("cpu"))
-before = first.mib()
-large = torch.ones(300 * MIB, dtype=torch.uint8)
-print(first.mib() - before)
+before = first.mb()
+large = torch.ones(300 * MB, dtype=torch.uint8)
+print(first.mb() - before)
 del large
-print(PeakMemory(torch.device("cpu")).mib() - before)
+print(PeakMemory(torch.device("cpu")).mb() - before)
 """
 
 

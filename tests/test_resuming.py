@@ -145,6 +145,19 @@ def test_a_run_is_not_resumed_on_text_that_has_changed(text: Path, tmp_path: Pat
         run_to(tiny(text), tmp_path / "run")
 
 
+def test_a_run_is_not_resumed_with_a_tokenizer_that_has_changed(text: Path, tmp_path: Path) -> None:
+    """The tokenizer is trained on another corpus, so the text of the run remains the same."""
+    other = tmp_path / "other.txt"
+    other.write_text("squared is squared\n" * 300)
+    config = change(tiny(text), {"tokenizer": f"bpe:260@{other}", "vocab_size": 260})
+    run_to(config, tmp_path / "run", stop_at=5)
+    before = (tmp_path / "run/tokenizer.json").read_bytes()
+    other.write_text("the cat and the dog\n" * 300)
+    with pytest.raises(CoupledQKError, match="gives other tokens than when"):
+        run_to(config, tmp_path / "run")
+    assert (tmp_path / "run/tokenizer.json").read_bytes() == before
+
+
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     with run.lock(), pytest.raises(CoupledQKError, match="another process"):

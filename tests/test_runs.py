@@ -12,6 +12,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.run_folder import RunFolder
 from coupledqk.runs import Run
 from coupledqk.runs.training import train_run
+from coupledqk.schema import change
 from small_runs import TINY, tiny
 
 
@@ -52,6 +53,16 @@ def test_another_corpus_is_read_whole_and_with_the_runs_tokenizer(text: Path, tm
     assert corpus.tokenizer.to_json() == run.tokenizer().to_json()
     assert sum(split.bytes for split in corpus.info.splits.values()) == len(other.read_bytes())
     assert len(run.corpus(progress=False).train) == 300
+
+
+def test_the_local_copy_of_the_runs_corpus_is_not_read_as_another(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "pubmed").mkdir()
+    (tmp_path / "pubmed/text.txt").write_bytes(text.read_bytes())
+    config = change(tiny(text), {"corpus": "pubmed", "data_dir": str(tmp_path / "pubmed"), "steps": 2, "warmup": 1})
+    run = coupledqk.train(config, tmp_path / "mine", progress=False)
+    assert run.text().data_dir == run.text("pubmed").data_dir == str(tmp_path / "pubmed")
+    assert run.text("wikitext-2").data_dir is None
+    assert run.text("wikitext-2", tmp_path).data_dir == str(tmp_path)
 
 
 def test_ctrl_c_saves_the_run_and_the_same_call_resumes_it(

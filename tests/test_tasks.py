@@ -92,6 +92,11 @@ def test_recall_batches_are_a_function_of_seed_and_step(protocol: str) -> None:
     assert task.about["hash"] == other.about["hash"]
 
 
+def test_the_seed_of_zoologys_test_set_is_not_used_for_training() -> None:
+    with pytest.raises(CoupledQKError, match="that of the test set"):
+        AssociativeRecall.open(recall(protocol="zoology", vocab_size=64, n_train=32, seed=2**32 - 1))
+
+
 def test_zoologys_epochs_take_every_row_once() -> None:
     task = AssociativeRecall.open(recall(protocol="zoology", vocab_size=64, n_train=32))
     rows = torch.cat([task.batch(step)[0] for step in range(4)])

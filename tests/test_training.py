@@ -266,6 +266,20 @@ def test_a_gated_coupled_run_starts_exactly_where_a_standard_one_ended(text: Pat
         new_model(tiny(text, "standard", d_ff=64, init_from=str(source.path)))
 
 
+def test_a_run_that_starts_from_another_one_reads_other_text_with_its_tokenizer(text: Path, tmp_path: Path) -> None:
+    bpe = {"tokenizer": "bpe:270", "vocab_size": 270}
+    source = run_to(tiny(text, "standard", **bpe), tmp_path / "source")
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"zebras graze near {n} quiet lakes;\n" for n in range(200)))
+    again = run_to(tiny(other, "standard", init_from=str(source.path), **bpe), tmp_path / "again")
+    assert again.tokenizer().to_json() == source.tokenizer().to_json()
+    assert (
+        run_to(tiny(other, "standard", **bpe), tmp_path / "new").tokenizer().to_json() != source.tokenizer().to_json()
+    )
+    with pytest.raises(CoupledQKError, match=r"tokenizer='bytes', but .* reads bpe:270: set tokenizer=bpe:270"):
+        run_to(tiny(other, "standard", init_from=str(source.path)), tmp_path / "bytes")
+
+
 # consumers
 
 

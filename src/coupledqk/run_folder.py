@@ -27,7 +27,7 @@ from typing import Any, Literal, Self
 from . import lease
 from .config import DataConfig, RunConfig, RuntimeConfig, SentenceConfig, TrainConfig, identity, text_of
 from .errors import CoupledQKError
-from .files import FileError, file_errors, is_temporary, make_folder, remove_leftovers, write_atomic
+from .files import FileError, file_errors, in_shell, is_temporary, make_folder, remove_leftovers, write_atomic
 from .schema import decode, flat, from_toml, leaves, to_toml
 from .sealed import Log, log_lines, read_sealed_json, read_sealed_toml, write_json, write_toml
 from .variants import VARIANTS
@@ -132,8 +132,8 @@ class RunFolder:
             fault = f"{self.path / name} is damaged (it is not the log that result.json was computed from)"
         if fault:
             raise FileError(
-                f"{fault}: restore the file, or resume the run with `coupledqk train --resume {self.path}`, which computes "
-                "it again from the newest checkpoint before the damage"
+                f"{fault}: restore the file, or resume the run with `coupledqk train --resume {in_shell(self.path)}`, "
+                "which computes it again from the newest checkpoint before the damage"
             )
         return log.records
 

@@ -60,6 +60,8 @@ def loss_effects(model: TransformerLM, tokens: Tensor) -> LossEffects:
 
     The heads of a layer are measured together: row i of a batch intervenes on head i.
     """
+    if tokens.ndim != 2 or len(tokens) != 1:
+        raise CoupledQKError(f"tokens of shape {tuple(tokens.shape)}: expected one sequence, (1, tokens)")
     if tokens.shape[1] < 2:
         raise CoupledQKError("the loss of a single token is not defined: give a text of at least two tokens")
     attentions = [module for module in model.modules() if isinstance(module, Attention)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import CoupledQKError
+from ..files import in_shell
 from ..run_folder import RunFolder
 from ..statistics import scipy_special
 
@@ -160,5 +161,7 @@ def checkpoints(run: RunFolder, which: Literal["final", "best", "all"]) -> dict[
     folders = [kept.best()] if which == "best" else [*earlier, final_checkpoint(run)]
     there = {checkpoint_step(folder): folder for folder in folders if folder is not None}
     if not there:
-        raise CoupledQKError(f"{run.path} has no checkpoint yet: train it with `coupledqk train --resume {run.path}`")
+        raise CoupledQKError(
+            f"{run.path} has no checkpoint yet: train it with `coupledqk train --resume {in_shell(run.path)}`"
+        )
     return there if which == "all" else dict([max(there.items())])

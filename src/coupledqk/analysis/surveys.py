@@ -61,7 +61,7 @@ def survey(model: TransformerLM, batches: Iterable[Tensor], lengths: Sequence[in
     """
     values: dict[int, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     for tokens in batches:
-        for length, measured in _measure(model, tokens, lengths or [tokens.shape[1]]).items():
+        for length, measured in _measure(model, tokens, sorted(set(lengths or [tokens.shape[1]]))).items():
             for name, value in measured.items():
                 values[length][name].append(value)
     if not values:
@@ -74,15 +74,24 @@ def survey(model: TransformerLM, batches: Iterable[Tensor], lengths: Sequence[in
 
 @torch.no_grad()
 def _measure(model: TransformerLM, tokens: Tensor, lengths: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-    """The values of each measure at each length, (B, L, H)."""
+    """The values of each measure at each length, (B, L, H). Lengths are in increasing order."""
+    if lengths[0] < 2 or lengths[-1] > tokens.shape[1]:
+        raise CoupledQKError(
+            f"context lengths {', '.join(map(str, lengths))}: expected at least 2 and at most the {tokens.shape[1]} tokens of "
+            "a sequence"
+        )
     with record(model) as tape:
-        model.hidden(tokens.to(model.embed.weight.device))
+        model.hidden(tokens[:, : lengths[-1]].to(model.embed.weight.device))
     layers: dict[int, list[dict[str, Tensor]]] = {length: [] for length in lengths}
     for layer in tape.layers:
         maps = layer.pattern()
+        if not bool(maps.isfinite().all()):
+            raise CoupledQKError(
+                "the attention of the model is not finite: did the run diverge? Try another checkpoint"
+            )
         for length in lengths:
             layers[length].append(measure_maps(maps[..., :length, :length]))
-        layers[max(lengths)][-1] |= measure_motion(layer)
+        layers[lengths[-1]][-1] |= measure_motion(layer)
     return {
         length: {name: torch.stack([row[name].double().cpu() for row in rows], dim=1) for name in rows[0]}
         for length, rows in layers.items()

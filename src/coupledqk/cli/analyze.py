@@ -16,7 +16,7 @@ from .sample import WithSample
 
 @dataclass(frozen=True)
 class Analyze(WithSample, WithPlugin, Drawing, Analysis):
-    """Look inside trained runs: rank and entropy of their attention, sinks, distances, how q and k move.
+    """Measure the attention of trained runs: entropy, rank, sinks and distances, and how far q and k move.
 
     Prints the paper's rank table and entropy profile, and compares every run with the first, sequence by sequence on the same
     text. docs/analysis.md defines each measure.

@@ -45,7 +45,7 @@ class Generate(WithSample, WithPlugin):
     """Quantize the weight matrices to 8 bits, for faster generation on a CPU; `coupledqk eval --int8` shows the perplexity."""
 
     def run(self) -> None:
-        prompt = sys.stdin.read() if self.prompt == "-" else self.prompt
+        prompt = read_standard_input() if self.prompt == "-" else self.prompt
         with status("loading the model …"):
             from ..runs import Run
 
@@ -65,7 +65,16 @@ class Generate(WithSample, WithPlugin):
             )
             # errors in the run or the prompt are reported before the prompt is printed
             first = next(pieces, "")
-        print(prompt, end=first, flush=True)
+        print(prompt.encode("utf-8", "replace").decode(), end=first, flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
         print()
+
+
+def read_standard_input() -> str:
+    if sys.stdin is None:
+        raise CoupledQKError("standard input is closed: give the text after --prompt")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise CoupledQKError(f"standard input is not valid UTF-8 ({error.reason} at byte {error.start})") from None

@@ -17,8 +17,8 @@ class WithSettings(WithPlugin):
     """A command that builds run configurations. Flags other than its own are settings."""
 
     recipe: str = "nano"
-    """Recipe with the initial settings: nano (minutes on a laptop), mini (smaller, for grids of many runs), wikitext-103,
-    wikitext-103-medium, wikitext-103-large, openwebtext or pubmed (the paper's, for GPUs)."""
+    """Recipe with the initial settings: nano (minutes on a laptop), mini or mini-modern (smaller, for grids of many runs),
+    mqar, mqar-mini, or the paper's for GPUs: wikitext-103, wikitext-103-medium, wikitext-103-large, openwebtext, pubmed."""
     variant: str = "standard"
     """Attention variant: standard, gqa, diff, mlp_only, euler, hamiltonian, ... (`coupledqk params` lists all)."""
     config: Path | None = None

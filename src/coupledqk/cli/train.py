@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config import DataConfig, RunConfig
 from ..errors import CoupledQKError
+from ..files import in_shell
 from ..report.listing import results_table
 from ..run_folder import RunFolder, default_name
 from ..schema import change, parse_flags, to_toml
@@ -54,14 +55,18 @@ class Train(WithSettings):
         if self.dry_run:
             print(to_toml(config), end="")
             return
-        plugin = f" --plugin {config.plugin.path}" if config.plugin else ""
-        advise(f"stopped; resume from the last checkpoint with\n\n    coupledqk train --resume {out}{plugin}")
+        plugin = f" --plugin {in_shell(config.plugin.path)}" if config.plugin else ""
+        advise(f"stopped; resume from the last checkpoint with\n\n    coupledqk train --resume {in_shell(out)}{plugin}")
         from ..runs import train
 
         run = train(config, out, tensorboard=self.tensorboard, wandb=self.wandb)
         if not is_first_process():
             return
-        hint = f": try `coupledqk generate {run.path} --prompt 'def '`" if isinstance(config.task, DataConfig) else ""
+        hint = (
+            f": try `coupledqk generate {in_shell(run.path)} --prompt 'def '`"
+            if isinstance(config.task, DataConfig)
+            else ""
+        )
         print(f"{results_table([run])}\n\n{run.path}{hint}")
 
     def _settings(self, flags: list[str]) -> tuple[RunConfig, Path]:
@@ -89,4 +94,4 @@ def reported_by_first() -> Iterator[None]:
         raise
 
 
-Train.__doc__ = f"{Train.__doc__}{settings_help()}\n"
+Train.__doc__ = f"{(Train.__doc__ or '').rstrip()}\n\n{settings_help()}\n"

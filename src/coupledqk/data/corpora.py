@@ -78,19 +78,33 @@ def _at_path(name: str) -> tuple[Path, list[Path]]:
     raise unknown("corpus", name, [*NAMES, "or a path"])
 
 
+def data_dir_of(name: str, config: DataConfig) -> str | None:
+    """The folder with the local copy of another corpus than that of the settings: their data_dir, unless it has no copy of that
+    name and its files are therefore the corpus of the settings."""
+    if config.data_dir is None or name == config.corpus or not {name, config.corpus} <= HUB.keys():
+        return config.data_dir
+    return config.data_dir if _named_copy(name, expanded(config.data_dir)) else None
+
+
 def _local_copy(name: str, data_dir: Path) -> tuple[Path, list[Path]]:
-    """A named corpus in data_dir: a folder with its name, files whose names begin with it, or data_dir itself."""
+    """A named corpus in data_dir: a copy by its name, or all files directly in data_dir."""
+    if named := _named_copy(name, data_dir):
+        return named
+    if found := [file for file in find_files(data_dir, DATA, _HIDDEN) if file.parent == data_dir]:
+        return data_dir, found
+    raise CoupledQKError(f"no copy of {name} in {data_dir}: expected {data_dir / name} with {', '.join(DATA)} files")
+
+
+def _named_copy(name: str, data_dir: Path) -> tuple[Path, list[Path]] | None:
+    """A folder in data_dir with the name of the corpus, or files whose names begin with it."""
     status = status_of(data_dir)
     if not status or not stat.S_ISDIR(status.st_mode):
         raise CoupledQKError(f"data_dir={str(data_dir)!r}: there is no such folder")
     for folder in (data_dir / name, *sorted(data_dir.glob(f"{name}-*"))):
         if folder.is_dir() and (files := find_files(folder, DATA, _HIDDEN)):
             return folder, files
-    files = find_files(data_dir, DATA, _HIDDEN)
-    named = [file for file in files if file.name.startswith(name)]
-    if found := named or [file for file in files if file.parent == data_dir]:
-        return data_dir, found
-    raise CoupledQKError(f"no copy of {name} in {data_dir}: expected {data_dir / name} with {', '.join(DATA)} files")
+    named = [file for file in find_files(data_dir, DATA, _HIDDEN) if file.name.startswith(name)]
+    return (data_dir, named) if named else None
 
 
 def _from_files(name: str, about: str, root: Path, files: list[Path], errors: str, limit: int | None = None) -> Corpus:

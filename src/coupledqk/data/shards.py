@@ -21,7 +21,7 @@ from ..files import digest, sha256
 from ..terminal import tokenizing
 from .building import Progress, build, token_dtype
 from .cache import ALWAYS_HASHED, DamagedError, cache_folder, cached, read_header, write_header
-from .corpora import Corpus, open_corpus
+from .corpora import Corpus, data_dir_of, open_corpus
 from .parts import Parts
 from .splits import SPLITS
 from .text import PIECE
@@ -140,7 +140,8 @@ def _tokenizer(config: DataConfig, jobs: int | None = None) -> Tokenizer | None:
     name, _, other = config.tokenizer.partition("@")
     if not other:
         return from_name(name)
-    whole = replace(config, corpus=other, tokenizer=name, max_tokens=None, max_valid_tokens=None)
+    data_dir = data_dir_of(other, config)
+    whole = replace(config, corpus=other, data_dir=data_dir, tokenizer=name, max_tokens=None, max_valid_tokens=None)
     return prepare(whole, jobs=jobs).tokenizer
 
 

@@ -19,20 +19,34 @@ Stream = Iterator[tuple[str, Piece]]
 
 _FOLD = 20
 _MARK = re.compile(r"(?:^|\.)(train|valid|validation|val|dev|test)(?:-[\w-]+)?\.")
+# Names that are probably meant to mark a split as well: my_train.txt, my-valid.txt, train_00.txt.
+_NEARLY = re.compile(r"(?:^|[._-])(train|valid|validation|val|dev|test)(?:[_-]?\d\w*)?\.")
 
 
 def by_file_name(files: list[Path]) -> dict[str, list[Path]]:
     """The files of each split, if file names contain the names of splits. Other files are then ignored."""
-    marked: dict[str, list[Path]] = {}
-    for file in files:
-        if suffix(file) in DATA and (mark := _MARK.search(file.name)):
-            split = mark[1] if mark[1] in ("train", "test") else "valid"
-            marked.setdefault(split, []).append(file)
+    marked = _marked(files, _MARK)
     if marked and "valid" not in marked:
         raise CoupledQKError(
             f"{files[0].parent} has files named for {' and '.join(marked)} but none for valid: add one, or give a single file"
         )
+    nearly = {} if marked else _marked(files, _NEARLY)
+    if {"train", "valid"} <= nearly.keys():  # split by document, validation text would be trained on
+        train, valid = (nearly[split][0].name for split in ("train", "valid"))
+        raise CoupledQKError(
+            f"{train} and {valid} are not recognised as splits: name them like train.txt or NAME.train.txt, and valid.txt or "
+            "NAME.valid.txt"
+        )
     return marked
+
+
+def _marked(files: list[Path], mark: re.Pattern[str]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        if suffix(file) in DATA and (name := mark.search(file.name)):
+            split = name[1] if name[1] in ("train", "test") else "valid"
+            found.setdefault(split, []).append(file)
+    return found
 
 
 def by_document(documents: Callable[[], Iterator[Piece]]) -> Stream:

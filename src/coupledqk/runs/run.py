@@ -9,6 +9,7 @@ import torch
 
 from ..config import DataConfig, text_of
 from ..data.batches import valid_batches
+from ..data.corpora import data_dir_of
 from ..data.shards import TokenizedCorpus, open_text
 from ..data.tokenizers import Tokenizer
 from ..errors import CoupledQKError
@@ -41,7 +42,8 @@ class Run(RunFolder):
         """The settings of the text the run was trained on, or those of another corpus without token limits."""
         data = text_of(self.config)
         if corpus is not None:
-            data = replace(data, corpus=corpus, max_tokens=None, max_valid_tokens=None)
+            own = None if data_dir is not None else data_dir_of(corpus, data)
+            data = replace(data, corpus=corpus, data_dir=own, max_tokens=None, max_valid_tokens=None)
         return data if data_dir is None else replace(data, data_dir=str(data_dir))
 
     def corpus(
@@ -88,7 +90,8 @@ class Run(RunFolder):
     ) -> Iterator[str]:
         """Continues a text and yields pieces as they are sampled: `"".join(run.generate("def "))`."""
         model, tokenizer = self.model(checkpoint, device, int8), self.tokenizer()
-        ids = tokenizer.encode(prompt)
+        # a command-line argument that is not UTF-8 contains lone surrogates
+        ids = tokenizer.encode(prompt.encode("utf-8", "replace").decode())
         if not ids:
             raise CoupledQKError("the prompt is empty: give at least one character, such as 'def '")
         new = model.stream(

@@ -197,6 +197,12 @@ def _refuse_other_data(run: Run, task: RunTask) -> None:
         raise CoupledQKError(
             f"{task.about['corpus']} has changed since {run.path} was started: restore it, or choose another --out"
         )
+    before = run.info["corpus"].get("sample_hash") if run.info else None  # old runs and other tasks have none
+    if before is not None and before != task.about.get("sample_hash"):
+        raise CoupledQKError(
+            f"{task.about['corpus']} gives other tokens than when {run.path} was started: restore the corpus that the "
+            "tokenizer was trained on and the version of the package tokenizers, or choose another --out"
+        )
 
 
 LONG_RUN = 2e14

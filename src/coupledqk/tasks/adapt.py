@@ -1,35 +1,28 @@
 """Adapting a trained language model to other text."""
 
 from collections.abc import Callable
+from typing import Self
 
 from ..config import AdaptConfig, RunConfig
-from ..data.shards import prepare
 from ..errors import CoupledQKError
 from ..model import TransformerLM
-from ..run_folder import RunFolder
 from .lm import LanguageModelling
 from .lora import add_lora
-from .models import new_model, run_tokenizer
+from .models import new_model
 
 
 class Adapting(LanguageModelling):
     """Language modelling that starts from a trained run, uses its tokenizer and may train only some of the weights."""
 
     @classmethod
-    def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> "Adapting":
+    def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> Self:
         task = _adaptation(config)
         if "coupling" in task.method and config.model.attention.dynamics.method == "none":
             raise CoupledQKError(
                 f"task.method={task.method!r} trains the dynamics, but the model has none: choose a variant such as "
                 "hamiltonian, with gate=true"
             )
-        source = RunFolder.open(str(config.init_from))
-        tokenizer = run_tokenizer(source)
-        if tokenizer.name != task.tokenizer:
-            raise CoupledQKError(
-                f"tokenizer={task.tokenizer!r}, but {source.path} reads {tokenizer.name}: set tokenizer={tokenizer.name}"
-            )
-        return cls(config, prepare(task, on_bytes, tokenizer))
+        return super().open(config, on_bytes)
 
     def build_model(self) -> TransformerLM:
         task, model = _adaptation(self.config), new_model(self.config)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,26 @@ from ..config import DataConfig, RunConfig, text_of
 from ..data.batches import train_batch, valid_batches
 from ..data.shards import TokenizedCorpus, prepare
 from ..dynamics import Dynamics
+from ..errors import CoupledQKError
 from ..loss import IGNORED, linear_cross_entropy
 from ..model import TransformerLM
+from ..run_folder import RunFolder
 from ..scoring import Differential
 from ..training.loop import ALL
 from ..training.mesh import SINGLE, Batch, Mesh
 from ..training.sharded import whole
-from .models import new_model
+from .models import new_model, tokenizer_for
 
 
 class LanguageModelling:
     """The Task of predicting each next token of a corpus."""
 
     def __init__(self, config: RunConfig, corpus: TokenizedCorpus) -> None:
+        n_valid = corpus.info.splits["valid"].tokens
+        if n_valid < 2:  # found before training, not at the first evaluation
+            raise CoupledQKError(
+                f"the validation split of {text_of(config).corpus} has {n_valid} tokens: expected at least 2; use more text"
+            )
         self.config, self.corpus = config, corpus
         self.seed = config.seed if config.data_seed is None else config.data_seed
         self.chance_loss = math.log(config.model.vocab_size)
@@ -36,13 +43,13 @@ class LanguageModelling:
             "sample_hash": corpus.info.sample_hash,
         }
         self.files = {"tokenizer.json": corpus.tokenizer.to_json()}
-        self.definition = perplexity_definition(
-            "valid", config.train.seq_len, text_of(config), corpus.info.splits["valid"].tokens
-        )
+        self.definition = perplexity_definition("valid", config.train.seq_len, text_of(config), n_valid)
 
     @classmethod
-    def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> "LanguageModelling":
-        return cls(config, prepare(text_of(config), on_bytes))
+    def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> Self:
+        """A run that starts from another one uses its tokenizer, since the embeddings belong to its tokens."""
+        text, source = text_of(config), config.init_from
+        return cls(config, prepare(text, on_bytes, tokenizer_for(text, RunFolder.open(source)) if source else None))
 
     def build_model(self) -> nn.Module:
         return new_model(self.config)

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..config import RunConfig, SentenceConfig
+from ..config import DataConfig, RunConfig, SentenceConfig
 from ..data.tokenizers import Tokenizer, from_json
 from ..dynamics import METHODS, set_impl
 from ..errors import CoupledQKError
+from ..files import in_shell
 from ..model import TransformerLM
 from ..run_folder import RunFolder
 from ..training.checkpoints import Checkpoints, checkpoint_step, read_weights
@@ -76,6 +77,16 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
         raise CoupledQKError(f"{run.path / 'tokenizer.json'}: {error}") from None
 
 
+def tokenizer_for(text: DataConfig, source: RunFolder) -> Tokenizer:
+    """The tokenizer of the run that training starts from. Raises if the settings name one of another kind."""
+    tokenizer = run_tokenizer(source)
+    if tokenizer.name != text.tokenizer.partition("@")[0]:
+        raise CoupledQKError(
+            f"tokenizer={text.tokenizer!r}, but {source.path} reads {tokenizer.name}: set tokenizer={tokenizer.name}"
+        )
+    return tokenizer
+
+
 def run_weights(run: RunFolder, checkpoint: Literal["best", "final"] | Path) -> dict[str, Tensor]:
     """The trained weights of a plain language model, with low-rank updates merged."""
     if isinstance(run.config.task, SentenceConfig):
@@ -88,7 +99,7 @@ def _checkpoint(run: RunFolder, which: Literal["best", "final"]) -> Path:
     folder = best if which == "best" else final_checkpoint(run)
     if folder is None:
         raise CoupledQKError(
-            f"{run.path} has no {which} checkpoint yet: train it with `coupledqk train --resume {run.path}`"
+            f"{run.path} has no {which} checkpoint yet: train it with `coupledqk train --resume {in_shell(run.path)}`"
         )
     return folder
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..config import MQARConfig, RunConfig
 from ..data.batches import shuffled_rows
 from ..data.mqar import paper_mqar, paper_test_set, zoology_mqar
+from ..schema import require
 from ..training.loop import ALL
 from ..training.mesh import SINGLE, Batch, Mesh
 from .accuracy import score
@@ -29,6 +30,7 @@ class AssociativeRecall:
         self.chance_loss = math.log(config.model.vocab_size)
         length, vocab_size = config.train.seq_len, config.model.vocab_size
         if task.protocol == "zoology":
+            require(self.seed != ZOOLOGY_TEST_SEED, "seed", self.seed, "another seed: this is that of the test set")
             self.train_set = zoology_mqar(vocab_size, task.n_train, length, task.n_pairs, self.seed)
             self.test_set = zoology_mqar(vocab_size, task.n_test, length, task.n_pairs, ZOOLOGY_TEST_SEED)
         else:

@@ -35,7 +35,7 @@ class RunLog:
                 self.clock, self.memory = Clock(self.run.timings()), PeakMemory(device)
             case Step(step) if step % self.log_every == 0:
                 self.metrics.write({"kind": "train", **train_record(event)})
-                timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mib()}
+                timing = {"step": step, **self.clock.read(event.tokens), "peak_memory_mb": self.memory.mb()}
                 self.timing.write(timing)
             case Evaluation(step, tokens, metrics):
                 if step > self.validated:  # a validation repeated after resuming is already logged

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-MIB = 2**20
+MB = 10**6
 
 
 class PeakMemory:
@@ -21,12 +21,12 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    def mib(self) -> int:
+    def mb(self) -> int:
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) // MIB
+            return torch.cuda.max_memory_allocated(self.device) // MB
         if self.resettable:
             return _resident_peak()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (MIB if sys.platform == "darwin" else 2**10)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10) // MB
 
 
 def _reset_resident_peak() -> bool:
@@ -40,4 +40,4 @@ def _reset_resident_peak() -> bool:
 
 def _resident_peak() -> int:
     status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) // 2**10
+    return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) * 2**10 // MB

@@ -53,13 +53,17 @@ function drawPath(path, place, step) {
   return svg;
 }
 
+// The stored numbers end here, at a code of 32767.
+const MOST_MOVED = 32.767;
+const movedBy = (share) => (share < MOST_MOVED ? percent(share) : `more than ${percent(share)}`);
+
 const degrees = (angle) => `${angle < 10 ? angle.toFixed(1) : angle.toFixed(0)}°`;
 
 function motionWords(run, motion, token, step) {
   const now = Math.min(step, run.n_steps);
   const one = (name, vector) => [
     element("b", { class: vector }, name),
-    now ? ` has moved by ${percent(motion.moved[now][vector])} of its length and turned by ${degrees(motion.turned[now][vector])}` : " has not moved yet",
+    now ? ` has moved by ${movedBy(motion.moved[now][vector])} of its length and turned by ${degrees(motion.turned[now][vector])}` : " has not moved yet",
   ];
   const when = now === 0 ? "Before coupling" : run.n_steps === 1 ? "After coupling" : `After ${now} of ${run.n_steps} steps`;
   const size = run.step_size && ` of size ${run.step_size[state.layer][state.head].toFixed(2)}`;
