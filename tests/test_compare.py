@@ -29,7 +29,7 @@ from coupledqk.lab.budget import (
     open_text,
     settings_of,
 )
-from coupledqk.lab.compare import COUPLED, Comparison
+from coupledqk.lab.compare import COUPLED, OTHERS, Comparison
 from coupledqk.outcome import Claim, Outcome, read
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import identity, variant_name
@@ -316,6 +316,29 @@ def test_one_seed_gives_no_answer_and_says_so() -> None:
     finding, coherence = answer(outcome, "novel", {}, "the corpus has 3 documents")
     assert finding.startswith("The comparison on novel is inconclusive: 1 seed: a test needs two")
     assert coherence == "The coherence of novel was not measured: the corpus has 3 documents."
+
+
+@pytest.mark.parametrize(
+    ("variants", "seeds", "command"),
+    [
+        (COUPLED, (), "coupledqk compare --corpus novel --minutes 30"),
+        ((*COUPLED, "mine"), (), "coupledqk compare --corpus novel --minutes 30 --variants mine"),
+        (
+            (*COUPLED, "mine", *OTHERS),
+            (3, 5),
+            "coupledqk compare --corpus novel --minutes 30 --all --variants mine --seeds 3 5",
+        ),
+    ],
+)
+def test_the_recorded_command_makes_the_same_comparison(variants, seeds, command) -> None:
+    choice = Choice(400, 100_000, 4_096, 12, 30.0, SPEEDS)
+    assert Comparison(NOVEL, choice, variants, seeds or (0, 1), not seeds, 30, 1, Path("out")).command == command
+
+
+@pytest.mark.parametrize("variants", [(), ("standard",), ("standard", "euler", "euler")])
+def test_a_comparison_needs_two_different_variants(variants) -> None:
+    with pytest.raises(CoupledQKError, match="expected a baseline and at least one other, each once"):
+        Comparison.open("novel", 30, variants)
 
 
 def test_what_else_was_asked_is_sorted_by_what_came_out() -> None:

@@ -12,6 +12,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import base_config, make_plan, with_needed
 from coupledqk.lab.estimates import Speeds, work
 from coupledqk.lab.experiment import load, names, parse
+from coupledqk.lab.measuring import measurements
 from coupledqk.lab.summary import cost_summary
 from coupledqk.run_folder import variant_name
 from coupledqk.schema import change
@@ -58,6 +59,26 @@ kind = "lower"
 variant = "euler"
 baseline = "standard"
 primary = true
+"""
+SHIFTS = """
+[shifts]
+variant = "euler"
+baseline = "standard"
+null = "standard"
+properties = [{}]
+"""
+LADDER = """
+[[ladders]]
+variant = "euler"
+baseline = "standard"
+sizes = ["S"]
+"""
+COMMAND = """
+title = "t"
+source = "beyond the paper"
+caption = "c"
+[mini]
+command = "analyze {standard} --out {out}"
 """
 
 
@@ -184,6 +205,22 @@ def test_what_measures_is_a_command_on_rows_that_are_trained(name):
         assert fields <= {"out", *labels}
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (COMMAND, "mine.toml, mini: command '{standard}' contains 'standard', which is not defined: choose from {out}"),
+        (
+            'of = "ablation"' + COMMAND.replace("standard", "standart"),
+            "'standart', which is not defined: choose from {out}",
+        ),
+        ('of = "ablation"' + COMMAND.replace("{standard}", "{standard"), "'{standard' is malformed"),
+    ],
+)
+def test_a_mistake_in_a_command_is_named(text, message, tmp_path):
+    with pytest.raises(CoupledQKError, match=message):
+        measurements(parse("mine", text, "mine.toml"), "mini", tmp_path)
+
+
 def test_a_base_configuration_is_what_the_cells_share():
     plan = make_plan(load("corpus"), "mini")
     base = base_config(plan.scale)
@@ -197,7 +234,7 @@ def test_a_base_configuration_is_what_the_cells_share():
         (SMALL.replace('"perplexity"', '"perplexty"'), "did you mean 'perplexity'"),
         (SMALL.replace("[0, 1]", "[0, 0]"), r"\[mini\] seeds=\[0, 0\]: expected a list of distinct numbers"),
         (SMALL.replace('"euler"', '"eulr"'), "small.toml, mini, eulr: unknown variant 'eulr': did you mean 'euler'"),
-        (SMALL + 'label = "{variant} {n}"', "label .* contains 'n', which is not an axis"),
+        (SMALL + 'label = "{variant} {n}"', "label .* contains 'n', which is not defined: choose from {variant}"),
         (SMALL + 'label = "row"', "'row' is the label of two different runs of seed 0"),
         (SMALL + "settings = { seq_len = 4096 }", "small.toml, mini, standard: seq_len=4096 is longer than"),
         (SMALL + "settings = { n_steps = 5 }", "n_steps=5 has no effect with method 'none'"),
@@ -210,11 +247,23 @@ def test_a_base_configuration_is_what_the_cells_share():
         (SMALL + "axes.lr = 3", r"grid\[0\].axes.lr=3: expected a table"),
         (SMALL.partition("[mini]")[0] + "mini = 3", "small.toml: mini=3: expected a table"),
         ("x = ", "small.toml: "),
+        (SMALL + "axes.lr = []", "small.toml, mini: the grid has no row to train"),
+        (
+            SMALL.replace("perplexity", "accuracy"),
+            "'accuracy' is not measured by this task: choose from perplexity, bits_per",
+        ),
+        (
+            SMALL.replace("perplexity", "tokens_to_reach") + 'label = "my {variant}"',
+            "metric 'tokens_to_reach' needs a row 'standard'",
+        ),
+        (SMALL + SHIFTS.format('"lr_sensitivity"'), "there is no row 'euler, lr doubled'"),
+        (SMALL + SHIFTS.format('"steps_to_recall"'), "steps_to_recall needs a task that measures accuracy"),
+        (SMALL + 2 * LADDER, r"ladders.name=\['here', 'here'\]: expected a different name for each ladder"),
     ],
 )
 def test_a_mistake_in_an_experiment_is_named_with_its_place(text, message):
     with pytest.raises(CoupledQKError, match=message):
-        make_plan(parse("small", text), "mini")
+        make_plan(parse("small", text, "small.toml"), "mini")
 
 
 def test_an_unknown_experiment_is_suggested(capsys):
@@ -224,6 +273,31 @@ def test_an_unknown_experiment_is_suggested(capsys):
     with pytest.raises(SystemExit):
         main(["reproduce"])
     assert "--list" in capsys.readouterr().err
+
+
+def test_all_are_those_that_have_the_scale_and_a_users_file_is_not_forgotten(tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(SMALL.replace('"t"', '"My own"'))
+    main(["reproduce", "all", str(mine), "--status", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "My own, mini" in said
+    assert f"{load('recipe-search').title}, mini" in said
+    main(["reproduce", "all", "--scale", "paper", "--status", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert f"{load('ablation').title}, paper" in said
+    assert load("recipe-search").title not in said
+
+
+def test_experiments_of_one_name_do_not_overwrite_the_outcomes_of_one_another(tmp_path, capsys):
+    for folder, text in {"a": SMALL, "b": SMALL + CLAIM}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text(text)
+    files = [str(tmp_path / folder / "mine.toml") for folder in "ab"]
+    main(["reproduce", files[0], files[0], "--status", "--out", str(tmp_path)])
+    assert capsys.readouterr().out.count("t, mini") == 1
+    with pytest.raises(SystemExit):
+        main(["reproduce", *files, "--status", "--out", str(tmp_path)])
+    assert "two experiments are named mine" in capsys.readouterr().err
 
 
 def test_all_experiments_are_listed(capsys):

@@ -160,6 +160,10 @@ def test_a_diverged_run_is_null_in_the_file_and_no_number_again_when_read(tmp_pa
         (lambda data: data["cells"][3].update(status="dead"), r"is damaged: unknown cells\[3\].status 'dead'"),
         (lambda data: data["rows"][0].update(seeds={"a": 1.0}), "expected keys of type int"),
         (lambda data: data.update(rows={}), "is damaged: rows={}: expected a list"),
+        (
+            lambda data: data["cells"][2]["train"].append([1.0]),
+            r"train curve of standard, seed 2=\[\(1.0,\)\]: expected points",
+        ),
         (lambda data: data.update(format=3), "has format 3, this version reads 1 to 2"),
         (lambda data: data.pop("experiment"), "is not the outcome of an experiment"),
     ],
@@ -340,6 +344,14 @@ def test_curves_are_means_over_seeds_in_a_band_that_holds_every_seed() -> None:
     assert change.series[0].points[-1][1] == pytest.approx(fmean(changes)), "seed by seed"
 
 
+def test_a_chart_of_changes_shows_only_those_from_the_baseline_in_its_title() -> None:
+    claims = [Claim("a", "lower", "euler", "standard", primary=True), Claim("b", "lower", "diff", "euler")]
+    changes = [panel for panel in panels(make_outcome(claims=claims)) if panel.name.startswith("change")]
+    assert [(panel.title.rpartition(" ")[2], [series.name for series in panel.series]) for panel in changes] == [
+        ("standard", ["euler"]), ("euler", ["diff"])
+    ]  # fmt: skip
+
+
 def test_many_rows_are_spread_over_charts_that_all_show_the_baseline_and_no_row_changes_its_look() -> None:
     outcome = make_outcome({"standard": 40.0} | {f"control {i}": 39.0 for i in range(8)})
     validation = [panel for panel in panels(outcome) if panel.name.startswith("validation")]
@@ -368,6 +380,12 @@ def test_the_page_counts_the_claims_and_says_why() -> None:
         assert known in text
     assert "exp of the mean loss per bpe:1024 token" in text
     assert "different settings standard euler diff" in text
+
+
+def test_claims_with_too_few_runs_are_not_tested_rather_than_inconclusive() -> None:
+    page = markdown_report([make_outcome(), make_outcome(experiment="controls", seeds=[0])])
+    assert "4 claims: 1 supported, 1 inconclusive, 2 not tested." in page
+    assert page.count("| not tested |") >= 2
 
 
 def test_failed_and_missing_runs_are_reported() -> None:
@@ -438,6 +456,9 @@ def test_the_command_takes_files_and_folders_and_writes_what_the_ending_says(
     write(make_outcome(experiment="controls"), tmp_path / "lab" / "controls-mini.json")
     main(["report", str(tmp_path / "lab"), "-o", str(tmp_path / "r.html")])
     assert "4 claims" in capsys.readouterr().out
+    write(make_outcome(claims=()), tmp_path / "lab" / "without" / "sweep-lr.json")
+    main(["report", str(tmp_path / "lab" / "without"), "-o", str(tmp_path / "w.html")])
+    assert capsys.readouterr().out.startswith("No claims.")
     assert "2 experiments" in (tmp_path / "r.html").read_text()
     main(["report", str(tmp_path / "lab" / "ablation-mini.json"), "--out", str(tmp_path / "r.tex")])
     assert (tmp_path / "r.tex").read_text().count(r"\begin{tabular}") == 3

@@ -78,6 +78,7 @@ def test_a_users_file_runs_from_python_and_from_the_command_line(mine, capsys):
     assert "4 of 4 runs are already finished" in said.err
     assert "Coupling lowers perplexity" in said.out
     assert read("lab/mine-mini.json").rows == outcome.rows
+    assert outcome.command == "coupledqk reproduce mine.toml --scale mini"
 
 
 @pytest.mark.parametrize(

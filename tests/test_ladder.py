@@ -13,13 +13,16 @@ from coupledqk.costs import count_parameters
 from coupledqk.lab import ladder
 from coupledqk.lab.cells import make_plan
 from coupledqk.lab.estimates import tokens
-from coupledqk.lab.experiment import load
+from coupledqk.lab.experiment import load, parse
 from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.ladder import least_memory, paper_ladder, too_large
 from coupledqk.lab.merge import merge
+from coupledqk.lab.outcomes import outcome
 from coupledqk.lab.rungs import fit_ladder, slope_of
 from coupledqk.lab.runner import Queue, run_queue
-from coupledqk.outcome import LadderSpec, read
+from coupledqk.outcome import Ladder, LadderSpec, Rung, read
+from coupledqk.report.ladder import ladder_panel
+from test_lab_report import make_outcome
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
 from test_runner import Pretend, Watch
 
@@ -112,6 +115,26 @@ def test_rungs_are_pairs_of_seeds_and_one_that_diverged_is_left_out():
     assert found.slope == pytest.approx(0.02)
 
 
+def test_a_rung_whose_baseline_is_always_wrong_has_no_relative_effect():
+    samples = {"standard, S": {0: 0.0}, "coupled, S": {0: 0.1}, "standard, M": {0: 0.5}, "coupled, M": {0: 0.6}}
+    found = fit_ladder(SPEC, samples, {"standard, S": 1_000, "standard, M": 10_000})
+    assert [rung.size for rung in found.rungs] == ["M"]
+
+
+def test_a_rung_with_one_pair_is_drawn_without_an_interval():
+    rungs = (Rung("S", 1_000, -0.01, (-0.02, 0.0), 3), Rung("M", 10_000, -0.01, None, 1))
+    panel = ladder_panel(make_outcome(ladders=(Ladder("here", rungs),)))
+    assert panel is not None
+    (bars,) = re.findall(r'<path class="bars".*? d="(.*?)"', panel.svg())
+    assert bars.count("M") == 1
+
+
+def test_the_papers_effects_on_perplexity_are_not_shown_beside_those_on_another_metric(mine):  # noqa: F811
+    text = LADDER.replace("CORPUS", str(mine.parent / "products.txt")).replace('"perplexity"', '"bits_per_byte"', 1)
+    plan = make_plan(parse("mine", text), "mini", mine.parent / "lab")
+    assert [found.name for found in outcome(plan).ladders] == ["here"]
+
+
 def test_the_papers_sizes_have_its_effects():
     assert {rung.size: round(rung.effect, 4) for rung in paper_ladder().rungs} == {
         "60M": -0.0661, "150M": -0.0672, "350M": -0.0102
@@ -124,8 +147,7 @@ def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
     main(["reproduce", str(mine)])
     said = capsys.readouterr().out
     assert "slope per tenfold size" in said
-    outcome = run_experiment(mine, progress=False)
-    ours, paper = outcome.ladders
+    ours, paper = run_experiment(mine, progress=False).ladders
     assert [(rung.size, rung.n) for rung in ours.rungs] == [("S", 2), ("M", 2), ("L", 2)]
     assert ours.slope is not None
     assert paper.name == "the paper"
@@ -147,10 +169,19 @@ def test_rungs_trained_at_different_times_merge_into_the_ladder_of_all(mine):  #
     assert [rung.n for rung in every.ladders[0].rungs] == [3, 3, 3]
     top = {"standard, L", "hamiltonian, L"}
     lower, upper = (
-        replace(every, rows=tuple(row for row in every.rows if (row.label in top) == is_top), cells=())
+        replace(
+            every,
+            rows=tuple(row for row in every.rows if (row.label in top) == is_top),
+            cells=tuple(cell for cell in every.cells if (cell.label in top) == is_top),
+        )
         for is_top in (False, True)
     )
     assert merge([lower, upper]).ladders == every.ladders
+    spec = parts[1].ladders[0].spec
+    assert spec is not None
+    other = replace(parts[1].ladders[0], spec=replace(spec, sizes=("S",)))
+    merged = merge([parts[0], replace(parts[1], experiment="another", ladders=(other,))])
+    assert merged.ladders == every.ladders, "another experiment contributes runs, not its ladder"
 
 
 def test_a_rung_that_does_not_fit_is_reported_and_the_rest_runs(mine, monkeypatch, capsys):  # noqa: F811

@@ -1,5 +1,6 @@
 """Merging outcomes gives what training all of their runs together gives."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import pytest
 
 from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
+from coupledqk.lab.cells import make_plan
+from coupledqk.lab.experiment import load
 from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.merge import merge
+from coupledqk.lab.outcomes import outcome
 from coupledqk.measure import PERPLEXITY
 from coupledqk.outcome import Outcome, read
 from test_laboratory import SMALL
@@ -74,6 +78,42 @@ def test_another_experiment_contributes_the_rows_in_common(files: dict[str, Path
         merge([one, replace(other, cells=unrelated)])
 
 
+@pytest.fixture(scope="module")
+def reach(files: dict[str, Path]) -> dict[str, Outcome]:
+    """The same runs with tokens to reach as the metric: the outcome of all runs, and one without any."""
+    folder = files["all"].parent
+    experiment = folder / "reach.toml"
+    experiment.write_text((folder / "mine.toml").read_text().replace('"perplexity"', '"tokens_to_reach"'))
+    none = outcome(make_plan(load(str(experiment)), "mini", folder / "empty", seeds=[0, 1, 2]))
+    return {"all": run_experiment(experiment, out=folder / "lab", seeds=[0, 1, 2], progress=False), "none": none}
+
+
+def test_tokens_to_reach_are_found_from_the_curves_of_another_experiment(files: dict[str, Path], reach):
+    untrained = replace(reach["none"], origin=replace(reach["none"].origin, commit="of no run"))
+    merged = merge([untrained, read(files["one"]), read(files["two"])])
+    assert merged.rows[0].n == 3
+    assert without_costs(merged) == without_costs(reach["all"])
+
+
+def test_runs_that_did_not_reach_their_target_keep_their_measures_and_are_not_called_diverged(
+    files: dict[str, Path], reach
+):
+    trained = read(files["all"])
+    high = tuple((step, tokens, 99.0, 99.0) for step, tokens, _, _ in trained.cells[0].valid)
+    cells = tuple(replace(cell, valid=high) if cell.label == "hamiltonian" else cell for cell in trained.cells)
+    merged = merge([reach["none"], replace(trained, cells=cells)])
+    assert merged.rows[1].n == 0
+    assert merged.rows[1].companions == trained.rows[1].companions
+    assert "hamiltonian did not reach the target with seeds 0, 1, 2" in merged.verdicts[0].sentence
+
+
+def test_a_mistake_in_the_name_of_the_report_leaves_no_merged_file(files: dict[str, Path], tmp_path: Path, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", *map(str, files.values()), "--merge", str(tmp_path / "both.json"), "-o", "both.pdf"])
+    assert "--out both.pdf: expected" in capsys.readouterr().err
+    assert not (tmp_path / "both.json").exists()
+
+
 def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, Path], tmp_path: Path, capsys):
     parts = [str(files["one"]), str(files["two"])]
     main(["report", *parts, "--merge", str(tmp_path / "both.json"), "-o", str(tmp_path / "both.html")])
@@ -86,12 +126,20 @@ def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, P
 
 def test_what_cannot_be_compared_is_refused(files: dict[str, Path]):
     one, two = read(files["one"]), read(files["two"])
-    with pytest.raises(CoupledQKError, match="seed 0, is finished in two outcomes"):
+    with pytest.raises(CoupledQKError, match="seed 0, has a result in two outcomes"):
         merge([one, one])
+    diverged = tuple(replace(row, seeds={0: math.nan, **row.seeds}) for row in two.rows)
+    with pytest.raises(CoupledQKError, match="seed 0, has a result in two outcomes"):
+        merge([one, replace(two, rows=diverged)])
     with pytest.raises(CoupledQKError, match="cannot be merged: they need the same scale and metric"):
         merge([one, replace(two, scale="paper")])
     with pytest.raises(CoupledQKError, match=r"differ in the base configuration \(seed\)"):
         merge([one, replace(two, config={**two.config, "seed": 99})])
+    with pytest.raises(CoupledQKError, match=r"differ in the base configuration \(data_seed\)"):
+        merge([one, replace(two, config={**two.config, "data_seed": 99})])
+    edited = tuple(replace(cell, settings={**cell.settings, "train.lr": 1.0}) for cell in two.cells)
+    with pytest.raises(CoupledQKError, match="the settings of standard differ between the outcomes of mine-mini"):
+        merge([one, replace(two, cells=edited)])
     corpora = dict.fromkeys(two.origin.corpora, "0" * 64)
     with pytest.raises(CoupledQKError, match="different texts"):
         merge([one, replace(two, origin=replace(two.origin, corpora=corpora))])

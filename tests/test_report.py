@@ -1,6 +1,7 @@
 """Charts stay inside their frame, and pages show the data of run folders and escape all text."""
 
 import html
+import itertools
 import json
 import math
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coupledqk.config import RunConfig, identity
@@ -95,6 +96,16 @@ def test_ticks_lie_on_their_axis_are_few_and_have_correct_labels(values: list[fl
 )
 def test_ticks_are_round_numbers(values: list[float], log: bool, labels: list[str]) -> None:
     assert [label for _, label in Axis.over(values, 0, 100, log).ticks()] == labels
+
+
+@given(st.floats(1, 1e8), st.floats(1.05, 1e4), st.booleans())
+@example(83_000, 11, True)
+def test_labels_of_ticks_do_not_overlap(low: float, ratio: float, log: bool) -> None:
+    chart = line_chart([Series("run", [(low, 1), (low * ratio, 2)])], "x", "y", log_x=log)
+    *labels, _ = elements(chart, "text", "middle")
+    places = [(float(label.get("x", "")), 4 * len(label.text or "")) for label in labels]  # half of 8 pixels per letter
+    assert len(places) >= 2
+    assert all(x + half <= other - other_half for (x, half), (other, other_half) in itertools.pairwise(places))
 
 
 def test_a_larger_value_is_higher_and_a_later_one_further_right() -> None:

@@ -8,6 +8,7 @@ from coupledqk.baselines import Baseline, PositionLoss
 from coupledqk.lab.summary import outcome_summary
 from coupledqk.outcome import Outcome, read, write
 from coupledqk.recipes import recipe
+from coupledqk.report.claims_chart import claims_chart
 from coupledqk.report.curves import panels
 from coupledqk.report.lab_page import html_report, markdown_report, problems
 from coupledqk.report.listing import results_table
@@ -36,6 +37,13 @@ def test_a_model_that_is_not_below_the_bigrams_is_marked(bits, marked):
     assert all(f"{row.label}; " in found[0] or f"; {row.label}:" in found[0] for row in outcome.rows if marked)
 
 
+@pytest.mark.parametrize("write", [html_report, markdown_report, claims_chart])
+def test_every_verdict_on_models_that_are_not_below_the_bigrams_is_marked(write):
+    assert "above bigram" not in write([with_baselines(1.9)])
+    page = write([with_baselines(2.4)])
+    assert page.count("above bigram") >= len(with_baselines(2.4).verdicts)
+
+
 @pytest.mark.parametrize("write_page", [html_report, markdown_report])
 def test_reports_show_the_baselines_and_each_model_as_a_share_of_the_bigrams(write_page):
     page = write_page([with_baselines(1.8)])
@@ -52,6 +60,7 @@ def test_the_terminal_shows_them_too(bits, marked):
     assert rows["5-gram model"][2:5] == ["20.00", "1.5000", "0.750"]
     mean = outcome.rows[1].mean
     assert f"{mean:.2f} {bits:.4f} {bits / 2:.3f} −0.300" in " ".join(text.split())
+    assert ("(ABOVE BIGRAM). " in text) == marked
     assert ("standard; euler; diff: at best 2.400 bits per byte is not below the 2.000 of a bigram" in text) == marked
 
 

@@ -285,6 +285,17 @@ def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
     assert "diverged with seed 0" in found.verdicts[0].sentence
 
 
+def test_all_commits_and_machines_of_the_runs_are_recorded(corpus):
+    plan = plan_of(corpus)
+    run_queue(Queue.of([plan]), Pretend(), Watch())
+    for number, cell in enumerate(plan.cells):
+        start = {"commit": f"c{number % 2}", "machine": f"node {number % 3}", "versions": {}, "started": str(number)}
+        info = {"parameters": 1, "corpus": {"corpus": "c", "hash": "h"}, "starts": [start]}
+        (plan.run(cell).path / "info.json").write_text(json.dumps(info))
+    origin = outcome(plan).origin
+    assert (origin.commit, origin.machine) == ("c0 and c1", "node 0 and node 1 and node 2")
+
+
 def test_tokens_to_reach_are_interpolated_between_evaluations(tmp_path):
     plan = make_plan(load("tokens-to-reach"), "mini", tmp_path, seeds=(0,))
     run_queue(Queue.of([plan]), Pretend(), Watch())

@@ -13,6 +13,7 @@ from coupledqk import CoupledQKError
 from coupledqk.lab.priors import MOST_DF, contrasts, outcome_prior
 from coupledqk.lab.verdicts import judge, judge_all
 from coupledqk.outcome import Claim, Outcome
+from coupledqk.report.tables import finding
 from coupledqk.schema import from_dict, to_dict
 from coupledqk.statistics import Prior, paired, relative_differences, welch
 from test_lab_report import make_outcome
@@ -274,7 +275,8 @@ def test_a_failed_run_counts_against_its_cell(the_claim, effect, who, better, ou
     verdict = judge(the_claim, with_failures(against_standard(effect, 0.002, n=5), who, 1, value=value), better)
     assert verdict.finding == outcome
     assert (
-        f"{who} {'diverged' if math.isnan(value) else 'did not reach it'} with seed 1, which counts" in verdict.sentence
+        f"{who} {'diverged' if math.isnan(value) else 'did not reach the target'} with seed 1, which counts"
+        in verdict.sentence
     )
 
 
@@ -282,6 +284,49 @@ def test_a_failed_run_counts_against_its_cell(the_claim, effect, who, better, ou
 def test_a_variant_that_always_fails_has_lost(who, outcome) -> None:
     verdict = judge(claim(), with_failures(against_standard(0, 0.002, n=5), who, *range(5)))
     assert (verdict.finding, verdict.evidence) == (outcome, None)
+
+
+def test_the_sentence_says_where_the_interval_of_finished_runs_lies_and_what_failed_runs_decide() -> None:
+    samples = with_failures(against_standard(-0.05, 0.002, n=8), "coupled", 1)
+    verdict = judge(claim("lower"), samples)
+    assert (verdict.finding, finding(make_outcome(verdicts=(verdict,)), verdict)) == (OPEN, "inconclusive (1 failed)")
+    assert ": in the runs that finished, the interval lies on the claimed side; " in verdict.sentence
+    equal = judge(claim("equal"), with_failures(against_standard(0, 0.001, n=8), "coupled", 1))
+    assert equal.finding == OPEN
+    assert "in the runs that finished, the interval lies within the margin of ±1%" in equal.sentence
+    lost = judge(claim("equal"), with_failures(against_standard(0, 0.001, n=8), "coupled", *range(5)))
+    assert lost.finding == CONTRADICTED
+    assert "in the runs that finished, the interval lies within the margin" in lost.sentence
+    assert "the difference in failed runs is significant and determines the verdict" in lost.sentence
+
+
+def test_runs_that_miss_a_target_are_not_compared_with_the_baseline_that_defines_it() -> None:
+    """Without any effect, half of the runs miss the final loss of their baseline, which never misses it."""
+    samples = with_failures(against_standard(-0.03, 0.02, n=8), "coupled", *range(5), value=math.inf)
+    verdict = judge(claim(), samples)
+    assert verdict.finding == OPEN
+    assert "in the runs that reached the target, " in verdict.sentence
+    assert "significant" not in verdict.sentence
+    assert judge(claim(paper_effect=-0.58), samples).finding == CONTRADICTED, "more than any run saved"
+
+
+def test_claims_decided_by_failed_runs_share_the_error_rate_of_the_others() -> None:
+    samples = against_standard(0, 0.002, n=4)
+    samples |= {label: dict.fromkeys(range(4), math.nan) for label in "abcd"}
+    assert judge(FAMILY[1], samples).finding == CONTRADICTED, "p = 0.029 by itself"
+    assert [verdict.finding for verdict in judge_all(FAMILY, samples)[1:]] == [OPEN] * 4
+
+
+@pytest.mark.parametrize("by_seed", [True, False])
+@pytest.mark.parametrize("failing", [["there"], ["there", "base"], ["standard", "there", "base"]])
+def test_failed_runs_of_any_rows_leave_an_interaction_inconclusive(by_seed, failing) -> None:
+    samples = against_standard(0, 0.002, n=2) | {"there": around(20, 1, 8), "base": around(21, 1, 8)}
+    for label in failing:
+        samples = with_failures(samples, label, *samples[label])
+    verdict = judge(claim("interaction", elsewhere=("there", "base"), paired=by_seed), samples)
+    assert verdict.finding == OPEN
+    assert "there diverged with seeds 0, 1, 2" in verdict.sentence
+    assert "significant" not in verdict.sentence
 
 
 def test_seeds_in_which_both_fail_say_nothing() -> None:
@@ -329,7 +374,7 @@ def test_the_sentence_says_what_was_found_and_why() -> None:
         claim("less_variable", -0.87), {"coupled": around(22.6, 0.04), "standard": around(24, 0.12)}
     ).sentence == (
         "The standard deviation of coupled is 0.33× that of standard (95% interval 0.05× to 2.08×, 3 and 3 seeds, p = 0.200): "
-        "zero and the published 0.13× lie inside the interval; 80% power to detect a ratio of 0.08×."
+        "a ratio of 1 and the published 0.13× lie inside the interval; 80% power to detect a ratio of 0.08×."
     )
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from .baselines import Baseline, PositionLoss
+from .baselines import Baseline, PositionLoss, objection
 from .errors import CoupledQKError
 from .files import read_json, write_atomic
-from .measure import ACCURACY, MEASURES, PERPLEXITY, Measure
+from .measure import ACCURACY, BITS_PER_BYTE, MEASURES, PERPLEXITY, Measure
 from .schema import check_fields, from_dict, require
 
 FORMAT = 2
@@ -194,6 +194,13 @@ class CellRecord:
     valid: tuple[tuple[float, ...], ...]
     """Validation curve: (step, tokens, loss, the task's measure)."""
 
+    def __post_init__(self) -> None:
+        for name, points, size in (("train", self.train, 3), ("valid", self.valid, 4)):
+            wrong = [point for point in points if len(point) != size]
+            require(
+                not wrong, f"{name} curve of {self.label}, seed {self.seed}", wrong[:1], f"points of {size} numbers"
+            )
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -312,6 +319,16 @@ class Outcome:
     @property
     def name(self) -> str:
         return f"{self.experiment}-{self.scale}"
+
+    def bits_per_byte(self, row: Row) -> float | None:
+        return row.mean if self.metric.key == BITS_PER_BYTE.key else row.companions.get(BITS_PER_BYTE.key)
+
+    @property
+    def above_bigram(self) -> set[str]:
+        """Labels of rows whose models are not better than a bigram model of the same text, so that claims about them allow no
+        conclusion about attention."""
+        bits = ((row, self.bits_per_byte(row)) for row in self.rows)
+        return {row.label for row, found in bits if found is not None and objection(found, row.baselines)}
 
     @property
     def baselines(self) -> dict[str, str]:

@@ -51,12 +51,13 @@ def slopes(result: ThroughputResult) -> list[Slope]:
         raise CoupledQKError(
             f"a {result.what} result is not a sweep: use a result of --lengths, --n-steps, --widths or --depths"
         )
-    found = []
+    found, x_of = [], SWEEPS[result.what].x
     for quantity, value in QUANTITIES.items():
         values = [(row, value(row)) for row in result.rows]
-        unit = next((y for row, y in values if row.name == result.baseline), None)
+        baseline = [(x_of(row) or 0, y) for row, y in values if row.name == result.baseline]
+        _, unit = min(baseline, key=lambda point: point[0], default=(0, None))
         for name in dict.fromkeys(row.name for row in result.rows):
-            points = [(SWEEPS[result.what].x(row), y) for row, y in values if row.name == name]
+            points = [(x_of(row), y) for row, y in values if row.name == name]
             known = [(float(x), y) for x, y in points if x is not None and y is not None]
             if unit is not None and len({x for x, _ in known}) >= 3:
                 found.append(fit(name, quantity, known, unit, SWEEPS[result.what].log_log))

@@ -6,6 +6,7 @@ A command is a frozen dataclass whose fields are its flags and whose docstring i
 import errno
 import importlib
 import inspect
+import io
 import os
 import sys
 import textwrap
@@ -38,6 +39,7 @@ NAMED_BY_USER = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
+    make_streams_writable()
     try:
         run(list(arguments))
     except CoupledQKError as error:
@@ -46,12 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.filename is not None and error.errno in NAMED_BY_USER:
             fail(str(explained(error, error.filename)))
         if error.errno == errno.ENOSPC:
-            fail("the disk is full: free some space; what was saved is unharmed")
+            fail("the disk is full: free some space; files that were saved are intact")
         if isinstance(error, BrokenPipeError):
             # the reader has closed the pipe (`coupledqk runs | head`); Python must not print an error at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         raise
+
+
+def make_streams_writable() -> None:
+    """Lets the command print any text: a character that the encoding of the terminal lacks is printed as "?", and a closed
+    stream discards the text."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def run(arguments: list[str]) -> None:
@@ -88,7 +101,7 @@ def overview() -> str:
     """Every command with its summary, broken at spaces to fit the terminal."""
     names, columns = max(map(len, COMMANDS)), line_width() or 10_000
     head = "Coupled query-key dynamics for attention: the layer, the models and the laboratory."
-    usage = "usage: coupledqk COMMAND ...        coupledqk COMMAND --help tells more"
+    usage = "usage: coupledqk COMMAND [OPTIONS]; coupledqk COMMAND --help lists the options of a command"
     fill = textwrap.TextWrapper(
         columns, subsequent_indent=" " * (names + 4), break_long_words=False, break_on_hyphens=False
     ).fill

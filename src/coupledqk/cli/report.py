@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..report.documents import write_document
+from ..report.documents import check_out, write_document
 from .plugin import WithPlugin
 
 
@@ -13,10 +13,10 @@ class Report(WithPlugin):
 
     Try it:
 
-        coupledqk report lab                              all experiments in a laboratory folder
+        coupledqk report lab                              # all experiments in a laboratory folder
         coupledqk report lab/ablation-mini.json -o ablation.md --figures figures
         coupledqk report results/lab -o tables.tex
-        coupledqk report runs/NAME runs/OTHER             run folders side by side
+        coupledqk report runs/NAME runs/OTHER             # run folders side by side
         coupledqk report here/qk-norm-mini.json there/qk-norm-mini.json --merge qk-norm-mini.json
     """
 
@@ -35,6 +35,7 @@ class Report(WithPlugin):
         if self.merge is not None:
             from ..lab.merge import merge_files
 
+            check_out(self.out)
             merge_files(paths, self.merge)
             paths = (self.merge,)
         print("\n".join(write_document(paths, self.out, self.figures)))

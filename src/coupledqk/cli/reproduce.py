@@ -1,5 +1,6 @@
 """coupledqk reproduce"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -33,7 +34,7 @@ class Reproduce(WithQueue):
     """
 
     names: tuple[str, ...]
-    """Names of experiments, TOML files, or all."""
+    """Names of experiments, TOML files, or all: every experiment of the package that has the scale, except smoke."""
     scale: Literal["mini", "paper"] = "mini"
     """Scale of the experiment: mini (minutes per run on one core) or paper (the paper's exact recipes, for GPUs)."""
     seeds: tuple[str, ...] = ()
@@ -43,8 +44,8 @@ class Reproduce(WithQueue):
     data_dir: Path | None = None
     """Folder with local copies of the corpora."""
     compile: bool = False
-    """Compile the models with torch.compile, which needs a C++ compiler. After about half a minute, grids of small models train
-    1.2 to 1.5 times as fast. Results differ from those of uncompiled models by rounding."""
+    """Compile the models with torch.compile, which needs a C++ compiler. After compilation, small models train about 1.2 times
+    as fast on a CPU (docs/performance.md). Results differ from those of uncompiled models by rounding."""
     out: Path = Path("lab")
     """Folder for the runs (OUT/runs/) and the outcome of each experiment (OUT/NAME-SCALE.json)."""
     list: bool = False
@@ -66,8 +67,7 @@ class Reproduce(WithQueue):
             raise CoupledQKError(
                 "no experiment given: name one or more, or all; `coupledqk reproduce --list` lists them"
             )
-        everything = [name for name in names() if name != "smoke"]
-        chosen = [load(name) for name in (everything if "all" in self.names else self.names)]
+        chosen = self.chosen()
         measuring = [each for each in chosen if each.commands]
         plans = [
             make_plan(each, self.scale, self.out, parse_seeds(self.seeds), self.data_dir, self.rows, self.compile)
@@ -81,6 +81,22 @@ class Reproduce(WithQueue):
             train_and_print(plans, self.jobs, self.machines())
         for each in measuring:
             self.measure(each)
+
+    def chosen(self) -> "Sequence[Experiment]":
+        """The experiments that were named, each once."""
+        from ..lab.experiment import load, names
+
+        named = [load(name) for name in self.names if name != "all"]
+        if "all" in self.names:
+            everything = [load(name) for name in names() if name != "smoke"]
+            named += [each for each in everything if self.scale in (each.scales or each.commands)]
+        found: dict[str, Experiment] = {}
+        for each in named:
+            if found.setdefault(each.name, each) != each:
+                raise CoupledQKError(
+                    f"two experiments are named {each.name}, so their outcomes would be the same file: rename one of them"
+                )
+        return list(found.values())
 
     def measure(self, experiment: "Experiment") -> None:
         """Runs or prints the command lines of an experiment that trains nothing."""

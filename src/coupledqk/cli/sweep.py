@@ -13,7 +13,7 @@ from .settings import WithSettings
 
 @dataclass(frozen=True)
 class Sweep(WithSettings, WithQueue):
-    """Find a learning rate: a few short runs, a table and a plot. If interrupted, it resumes from the last checkpoints.
+    """Find a learning rate: a few short runs, a table and a plot. If interrupted, the same command resumes.
 
     Try it:
 

@@ -72,13 +72,14 @@ def _costs(standard: Row, coupled: Row, slowdowns: Sequence[float]) -> Iterator[
 def _others(outcome: Outcome) -> Iterator[str]:
     """The findings on the other variants, corrected for multiple comparisons."""
     named: dict[str, list[str]] = {}
+    baseline = outcome.verdicts[0].claim.baseline
     for verdict in outcome.verdicts:
         if not verdict.claim.primary:
             named.setdefault(verdict.finding, []).append(verdict.claim.variant)
     words = {
-        "supported": "better than standard",
-        "contradicted": "worse than standard",
-        "equivalent": "equivalent to standard",
+        "supported": f"better than {baseline}",
+        "contradicted": f"worse than {baseline}",
+        "equivalent": f"equivalent to {baseline}",
         "inconclusive": "inconclusive",
     }
     lists = [f"{', '.join(named[finding])}: {said}" for finding, said in words.items() if finding in named]

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config import DataConfig, PretrainedConfig, RunConfig, SentenceConfig
 from ..errors import CoupledQKError
+from ..measure import ACCURACY, TOKENS_TO_REACH
 from ..outcome import Status, read
 from ..recipes import recipe
 from ..run_folder import RunFolder
@@ -43,6 +44,8 @@ class Plan:
 
 ERROR_FILE = "error.json"
 """The file in a run's folder that records why the run failed."""
+REACHED = "standard"
+"""The row whose final loss is the target of tokens to reach."""
 
 
 def status(run: RunFolder) -> Status:
@@ -91,8 +94,10 @@ def make_plan(
     else:
         cells = _grid_cells(scale, seeds_of, out / "runs", data_dir, where)
     if not cells:
-        raise CoupledQKError(f"{where}: no run has seed {' or '.join(map(str, seeds))}")
+        which = f"no run has seed {' or '.join(map(str, seeds))}" if seeds else "the grid has no row to train"
+        raise CoupledQKError(f"{where}: {which}")
     _check(cells, scale, where, rows)
+    _check_measures(cells, scale, where)
     return replace(plan, cells=tuple(map(_compiled, cells)) if compiled else tuple(cells))
 
 
@@ -174,7 +179,7 @@ def fill(template: str, names: Mapping[str, str], where: str) -> str:
     for name, spec, conversion in fields:
         if spec or conversion or name not in names:
             known = ", ".join(f"{{{name}}}" for name in names)
-            raise CoupledQKError(f"{where} {template!r} contains {name!r}, which is not an axis: choose from {known}")
+            raise CoupledQKError(f"{where} {template!r} contains {name!r}, which is not defined: choose from {known}")
     return template.format(**names)
 
 
@@ -229,7 +234,7 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
     if isinstance(scale, Scale):
         labels |= {label for grid in scale.grid if grid.optional for label, _, _ in _rows(grid, where)}
         wanted |= set(scale.seeds_of)
-        wanted |= set(scale.shifts.labels if scale.shifts else ())
+        wanted |= scale.shifts.rows if scale.shifts else set()
         wanted |= {
             fill(label, {"size": size}, f"{where}: label")
             for spec in scale.ladders
@@ -239,3 +244,19 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
     for label in sorted(wanted | set(scale.published) | set(rows)):
         if label not in labels:
             raise CoupledQKError(f"{where}: there is no row {label!r}: choose from {', '.join(sorted(labels))}")
+
+
+def _check_measures(cells: Sequence[Cell], scale: Scale | ListedScale, where: str) -> None:
+    """Raises if the runs do not measure what the experiment compares."""
+    metric = scale.metric
+    if metric == TOKENS_TO_REACH and REACHED not in {cell.label for cell in cells}:
+        raise CoupledQKError(f"{where}: metric {metric.key!r} needs a row {REACHED!r}, whose final loss is the target")
+    measures = {cell.config.task.measure for cell in cells}
+    for measure in measures if metric != TOKENS_TO_REACH else ():
+        if metric.key not in (known := [each.key for each in (measure, *measure.companions)]):
+            raise CoupledQKError(
+                f"{where}: metric {metric.key!r} is not measured by this task: choose from {', '.join(known)}"
+            )
+    properties = scale.shifts.properties if isinstance(scale, Scale) and scale.shifts else ()
+    if "steps_to_recall" in properties and any(measure.key != ACCURACY.key for measure in measures):
+        raise CoupledQKError(f"{where}: steps_to_recall needs a task that measures {ACCURACY.name}")

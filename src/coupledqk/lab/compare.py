@@ -2,6 +2,7 @@
 conclusive or a time budget is spent."""
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -95,6 +96,10 @@ class Comparison:
             raise CoupledQKError(
                 f"--engine {machines.engine}: add --jobs, the number of runs that the cluster trains at a time, on which the "
                 "number of pairs depends"
+            )
+        if len(variants) < 2 or len(set(variants)) < len(variants):
+            raise CoupledQKError(
+                f"variants {', '.join(variants)}: expected a baseline and at least one other, each once"
             )
         began = time.monotonic()
         if not 0 < minutes < math.inf:
@@ -196,10 +201,21 @@ class Comparison:
             settings=settings_of(text, choice),
             claims=self.claims,
         )
-        command = f"coupledqk compare --minutes {self.minutes:g}{' --all' * (len(self.variants) > len(COUPLED))}"
         title = f"Does coupling help on {text.name}?"
-        experiment = Experiment("compare", title, "your own text", caption, {SCALE: scale}, command=command)
+        experiment = Experiment("compare", title, "your own text", caption, {SCALE: scale}, command=self.command)
         return make_plan(experiment, SCALE, self.out)
+
+    @property
+    def command(self) -> str:
+        """The command that makes the comparison, with the name instead of the path of the text."""
+        more = [name for name in self.variants if name not in COUPLED]
+        words = ["coupledqk compare --corpus", shlex.quote(self.text.name), f"--minutes {self.minutes:g}"]
+        if set(OTHERS) <= set(more):
+            words.append("--all")
+            more = [name for name in more if name not in OTHERS]
+        words += ["--variants", *more] if more else []
+        words += [] if self.sequential else ["--seeds", *map(str, self.seeds)]
+        return " ".join(words)
 
     def conclude(self) -> Outcome:
         """Writes and returns the outcome of the counted pairs, with the answer in words and the coherence of the text."""

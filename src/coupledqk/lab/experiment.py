@@ -68,6 +68,8 @@ class Needs:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+RATES = ("lr halved", "lr doubled")
+"""Endings of the labels of the rows that `lr_sensitivity` uses."""
 Property = Literal["loss", "context_gain", "lr_sensitivity", "steps_to_recall", "entropy", "effective_rank"]
 """Properties of a trained model that `lab.shifts` measures."""
 
@@ -86,6 +88,12 @@ class ShiftsSpec:
     @property
     def labels(self) -> tuple[str, str, str]:
         return self.variant, self.baseline, self.null
+
+    @property
+    def rows(self) -> set[str]:
+        """Labels of all rows that the properties are measured on."""
+        rates = RATES if "lr_sensitivity" in self.properties else ()
+        return {*self.labels, *(f"{label}, {rate}" for label in self.labels for rate in rates)}
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,8 @@ class Scale:
     def __post_init__(self) -> None:
         for name, seeds in {"seeds": self.seeds, **self.seeds_of}.items():
             require(0 < len(seeds) == len(set(seeds)), name, list(seeds), "a list of distinct numbers")
+        ladders = [ladder.name for ladder in self.ladders]
+        require(len(ladders) == len(set(ladders)), "ladders.name", ladders, "a different name for each ladder")
         check_primary(self.claims)
 
 
@@ -157,7 +167,7 @@ class Experiment:
     published: dict[str, Published] = field(default_factory=dict)
     """The paper's numbers, for an experiment that trains nothing."""
     file: str = ""
-    """Path of the TOML file that the experiment was read from, as given by the user."""
+    """Path of the user's TOML file that the experiment was read from, as given; empty for other experiments."""
     command: str = ""
     """The command line that runs the experiment, if it is not `coupledqk reproduce`."""
 
@@ -190,11 +200,10 @@ def load_file(path: Path) -> Experiment:
 
 def parse(name: str, text: str, file: str = "") -> Experiment:
     """Parses an experiment. An unknown key or an invalid value raises an error that names the file and the location."""
-    file = file or f"{name}.toml"
     try:
         return replace(_experiment(name, parse_toml(text)), file=file)
     except CoupledQKError as error:
-        raise CoupledQKError(f"{file}: {error}") from None
+        raise CoupledQKError(f"{file or f'{name}.toml'}: {error}") from None
 
 
 def scale_of(experiment: Experiment, scale: str) -> Scale | ListedScale:

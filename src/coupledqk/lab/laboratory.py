@@ -116,6 +116,6 @@ def notes(plan: Plan) -> list[str]:
     few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
     if few and plan.scale.claims:
         lines.append(
-            f"{name}: one seed of {', '.join(few)}; a test requires at least two, so claims about it are inconclusive"
+            f"{name}: one seed of {', '.join(few)}; a test requires at least two, so claims about such rows are not tested"
         )
     return lines

@@ -1,12 +1,12 @@
 """Experiments that train nothing: command lines that measure the runs of another experiment. Torch-free."""
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CoupledQKError
-from .cells import make_plan
+from .cells import fill, make_plan
 from .experiment import Experiment, load
 
 
@@ -28,10 +28,11 @@ def measurements(experiment: Experiment, scale: str, out: Path, seeds: Sequence[
     if scale not in experiment.commands:
         raise CoupledQKError(f"{experiment.name} has no scale {scale!r}: choose from {', '.join(experiment.commands)}")
     command, folder = experiment.commands[scale], f"{experiment.name}-{scale}"
+    where = f"{experiment.file or experiment.name}, {scale}: command"
     if experiment.of is None:
-        return [Measurement(tuple(command.format(out=out / folder).split()), None, ())]
-    source = load(experiment.of)
-    plan = make_plan(source, scale, out, seeds)
+        return [Measurement(_words(command, {"out": str(out / folder)}, where), None, ())]
+    plan = make_plan(load(experiment.of), scale, out, seeds)
+    _words(command, {"out": "", **dict.fromkeys(plan.labels, "")}, where)
     labels = {name for _, name, _, _ in string.Formatter().parse(command) if name} - {"out"}
     found = []
     for seed in dict.fromkeys(cell.seed for cell in plan.cells):
@@ -40,11 +41,17 @@ def measurements(experiment: Experiment, scale: str, out: Path, seeds: Sequence[
             continue
         folders = {label: str(run.path) for label, run in runs.items()}
         own = folder if not seeds else f"{folder}-s{seed}"
-        words = tuple(word.format(out=out / own, **folders) for word in command.split())
+        words = _words(command, {"out": str(out / own), **folders}, where)
         found.append(Measurement(words, seed, tuple(label for label, run in runs.items() if not run.result)))
+    if not found:
+        raise CoupledQKError(f"{where}: no seed of {experiment.of} has a run of each of {', '.join(sorted(labels))}")
     if seeds:
         return found
     return [next((each for each in found if not each.unfinished), found[0])]
+
+
+def _words(command: str, names: Mapping[str, str], where: str) -> tuple[str, ...]:
+    return tuple(fill(word, names, where) for word in command.split())
 
 
 def require_finished(experiment: Experiment, scale: str, found: Sequence[Measurement]) -> None:

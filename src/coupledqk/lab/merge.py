@@ -7,15 +7,17 @@ that they have in common with the first outcome.
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..baselines import PositionLoss
 from ..errors import CoupledQKError
-from ..measure import MEASURES
-from ..outcome import CellRecord, Ladder, Origin, Outcome, Row, read, write
-from .outcomes import with_changes
+from ..measure import MEASURES, TOKENS_TO_REACH
+from ..outcome import CellRecord, Ladder, Outcome, Row, read, write
+from .cells import REACHED
+from .outcomes import joined_origin, moments, tokens_to_reach, with_changes
 from .rungs import fit_ladder
 from .verdicts import judge_all
 
@@ -35,10 +37,12 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
     for other in outcomes[1:]:
         _check(first, other)
     outcomes = [first, *(_as_part_of(first, other) for other in outcomes[1:])]
-    labels = dict.fromkeys(row.label for outcome in outcomes for row in outcome.rows)
-    rows = tuple(
-        _row([row for outcome in outcomes for row in outcome.rows if row.label == label], label) for label in labels
-    )
+    parts = [(row, _finished(outcome)[row.label]) for outcome in outcomes for row in outcome.rows]
+    labels = dict.fromkeys(row.label for row, _ in parts)
+    rows = tuple(_row([part for part in parts if part[0].label == label], label) for label in labels)
+    cells = _cells(outcomes)
+    if _reaches(first):
+        rows = _reaching(rows, cells)
     samples = {row.label: row.seeds for row in rows}
     claims = [verdict.claim for verdict in first.verdicts]
     merged = replace(
@@ -49,15 +53,16 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         else MEASURES[first.metric.key],
         rows=rows,
         verdicts=tuple(judge_all(claims, samples, first.metric.better)),
-        cells=_cells(outcomes),
-        origin=_origin([outcome.origin for outcome in outcomes]),
+        cells=cells,
+        origin=joined_origin([outcome.origin for outcome in outcomes if _finished(outcome)] or [first.origin]),
         ladders=_ladders(outcomes, rows),
     )
     return with_changes(merged)
 
 
 def _check(first: Outcome, other: Outcome) -> None:
-    if (other.scale, other.metric.key) != (first.scale, first.metric.key):
+    same_metric = other.metric.key == first.metric.key or (_reaches(first) and other.task_measure == first.task_measure)
+    if other.scale != first.scale or not same_metric:
         raise CoupledQKError(
             f"{first.name} ({first.metric.name}) and {other.name} ({other.metric.name}) cannot be merged: they need the same "
             "scale and metric"
@@ -68,15 +73,29 @@ def _check(first: Outcome, other: Outcome) -> None:
                 f"{outcome.name} has results that are computed from the run folders, which cannot be merged: train the seeds "
                 "in one folder with `coupledqk reproduce --seeds`"
             )
-    differing = [key for key in first.config if key != "runtime" and first.config[key] != other.config.get(key)]
-    if differing:
+    keys = [key for key in first.config | other.config if key != "runtime"]
+    if differing := [key for key in keys if first.config.get(key) != other.config.get(key)]:
         raise CoupledQKError(
             f"{first.name} and {other.name} differ in the base configuration ({', '.join(differing)}): their runs cannot be "
             "compared"
         )
+    if other.name == first.name:
+        _check_rows(first, other)
     for corpus in first.origin.corpora.keys() & other.origin.corpora.keys():
         if first.origin.corpora[corpus] != other.origin.corpora[corpus]:
             raise CoupledQKError(f"{first.name} and {other.name} were trained on different texts named {corpus}")
+
+
+def _check_rows(first: Outcome, other: Outcome) -> None:
+    """Raises if the same label stands for different settings, as after an edit of the experiment. The run that a cell starts
+    from depends on the seed, so it is not compared."""
+    ours = {cell.label: _settings(cell, "init_from") for cell in first.cells}
+    for cell in other.cells:
+        settings = _settings(cell, "init_from")
+        if ours.get(cell.label, settings) != settings:
+            raise CoupledQKError(
+                f"the settings of {cell.label} differ between the outcomes of {first.name}: its runs cannot be compared"
+            )
 
 
 def _as_part_of(first: Outcome, other: Outcome) -> Outcome:
@@ -89,50 +108,82 @@ def _as_part_of(first: Outcome, other: Outcome) -> Outcome:
         raise CoupledQKError(f"{other.name} has no row in common with {first.name}: leave it out")
     return replace(
         other,
+        ladders=(),
         rows=tuple(replace(row, label=found[row.label]) for row in other.rows if row.label in found),
         cells=tuple(replace(cell, label=found[cell.label]) for cell in other.cells if cell.label in found),
     )
 
 
-def _settings(cell: CellRecord) -> str:
+def _settings(cell: CellRecord, *without: str) -> str:
     """What defines the row of a cell: its settings without the seed, as text."""
-    return json.dumps({key: value for key, value in cell.settings.items() if key != "seed"}, sort_keys=True)
+    return json.dumps({k: v for k, v in cell.settings.items() if k not in ("seed", *without)}, sort_keys=True)
+
+
+def _finished(outcome: Outcome) -> Counter[str]:
+    """The number of finished runs of each row."""
+    return Counter(cell.label for cell in outcome.cells if cell.status == "finished")
 
 
 def _cells(outcomes: Sequence[Outcome]) -> tuple[CellRecord, ...]:
     """The cells of all outcomes, each run once. If there are several records of a run, the finished one is used."""
     found: dict[tuple[str, int], CellRecord] = {}
     for cell in (cell for outcome in outcomes for cell in outcome.cells):
-        known = found.get((cell.label, cell.seed))
-        if known is not None and known.status == cell.status == "finished":
-            raise CoupledQKError(f"{cell.label}, seed {cell.seed}, is finished in two outcomes: leave one of them out")
-        if known is None or cell.status == "finished":
+        if (cell.label, cell.seed) not in found or cell.status == "finished":
             found[cell.label, cell.seed] = cell
     order = {row.label: place for outcome in reversed(outcomes) for place, row in enumerate(outcome.rows)}
     return tuple(sorted(found.values(), key=lambda cell: (order[cell.label], cell.seed)))
 
 
-def _row(rows: Sequence[Row], label: str) -> Row:
-    """Merges rows with the same label. Means over seeds are weighted by the number of seeds."""
-    measured = [row for row in rows if row.n] or list(rows[:1])
-    seeds = {seed: value for row in rows for seed, value in sorted(row.seeds.items())}
-    values = [value for value in seeds.values() if math.isfinite(value)]
-    companions = {key for row in measured for key in row.companions}
+def _row(parts: Sequence[tuple[Row, int]], label: str) -> Row:
+    """Merges rows with the same label, each given with its number of finished runs, by which means over seeds are weighted."""
+    rows = [row for row, _ in parts]
+    measured = [part for part in parts if part[1]] or list(parts[:1])
+    seeds = _seeds(rows, label)
+    keys = dict.fromkeys(key for row, _ in measured for key in row.companions)
+    companions = {key: _mean([(row.companions.get(key), n) for row, n in measured]) for key in keys}
     return Row(
         label=label,
         seeds=seeds,
-        mean=statistics.fmean(values) if values else None,
-        std=statistics.stdev(values) if len(values) > 1 else None,
-        n=len(values),
+        **moments(seeds),
         final={seed: value for row in rows for seed, value in sorted(row.final.items())},
-        companions={key: _mean([(row.companions.get(key), row.n) for row in measured]) or 0.0 for key in companions},
+        companions={key: value for key, value in companions.items() if value is not None},
         paper=rows[0].paper,
-        parameters=measured[0].parameters,
-        tokens_per_second=_mean([(row.tokens_per_second, row.n) for row in measured]),
-        seconds=_mean([(row.seconds, row.n) for row in measured]),
-        baselines=measured[0].baselines,
+        parameters=measured[0][0].parameters,
+        tokens_per_second=_mean([(row.tokens_per_second, n) for row, n in measured]),
+        seconds=_mean([(row.seconds, n) for row, n in measured]),
+        baselines=measured[0][0].baselines,
         position_losses=_position_losses(measured),
     )
+
+
+def _reaches(outcome: Outcome) -> bool:
+    return outcome.metric.key == TOKENS_TO_REACH.key
+
+
+def _reaching(rows: Sequence[Row], cells: Sequence[CellRecord]) -> tuple[Row, ...]:
+    """The rows with tokens to reach, which are computed from the curves, since the baseline may come from another outcome."""
+    curves = {(cell.label, cell.seed): cell.valid for cell in cells if cell.status == "finished" and cell.valid}
+    targets = {seed: curve[-1][2] for (label, seed), curve in curves.items() if label == REACHED}
+    found = []
+    for row in rows:
+        diverged = {seed: math.nan for seed in row.seeds if (row.label, seed) not in curves}
+        reached = {
+            seed: tokens_to_reach([(tokens, loss) for _, tokens, loss, _ in curve], targets[seed])
+            for (label, seed), curve in curves.items()
+            if label == row.label and seed in targets
+        }
+        seeds = diverged | reached
+        found.append(replace(row, seeds=seeds, final=seeds, **moments(seeds)))
+    return tuple(found)
+
+
+def _seeds(rows: Sequence[Row], label: str) -> dict[int, float]:
+    seeds: dict[int, float] = {}
+    for seed, value in (item for row in rows for item in sorted(row.seeds.items())):
+        if seed in seeds:
+            raise CoupledQKError(f"{label}, seed {seed}, has a result in two outcomes: leave one of them out")
+        seeds[seed] = value
+    return seeds
 
 
 def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
@@ -141,10 +192,10 @@ def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
     return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
 
-def _position_losses(rows: Sequence[Row]) -> tuple[PositionLoss, ...]:
-    having = [row for row in rows if row.position_losses]
-    columns = zip(*(row.position_losses for row in having), strict=True)
-    weights = [row.n for row in having]
+def _position_losses(parts: Sequence[tuple[Row, int]]) -> tuple[PositionLoss, ...]:
+    having = [(row.position_losses, n) for row, n in parts if row.position_losses and n]
+    columns = zip(*(losses for losses, _ in having), strict=True)
+    weights = [n for _, n in having]
     return tuple(
         replace(column[0], loss=statistics.fmean([part.loss for part in column], weights)) for column in columns
     )
@@ -154,14 +205,8 @@ def _ladders(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> tuple[Ladder, 
     """The ladders of all outcomes, each fitted again to the merged rows, and the published ones as they are."""
     samples = {row.label: row.seeds for row in rows}
     parameters = {row.label: row.parameters for row in rows if row.parameters is not None}
-    found = {ladder.name: ladder for outcome in outcomes for ladder in outcome.ladders}
+    found: dict[str, Ladder] = {}
+    for ladder in (ladder for outcome in outcomes for ladder in outcome.ladders):
+        found.setdefault(ladder.name, ladder)
     fitted = [fit_ladder(ladder.spec, samples, parameters) if ladder.spec else ladder for ladder in found.values()]
     return tuple(sorted(fitted, key=lambda ladder: ladder.spec is None))
-
-
-def _origin(origins: Sequence[Origin]) -> Origin:
-    """The provenance with the versions of the last outcome, and the commits and machines of all."""
-    commits = dict.fromkeys(origin.commit for origin in origins if origin.commit)
-    machines = dict.fromkeys(origin.machine for origin in origins)
-    corpora = {name: found for origin in origins for name, found in origin.corpora.items()}
-    return Origin(" and ".join(commits) or None, " and ".join(machines), origins[-1].versions, corpora)

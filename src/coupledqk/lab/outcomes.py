@@ -12,12 +12,12 @@ from typing import Any
 from .. import provenance
 from ..baselines import PositionLoss, read_baselines, read_position_losses
 from ..config import identity
-from ..measure import TOKENS_TO_REACH, Measure
+from ..measure import PERPLEXITY, TOKENS_TO_REACH, Measure
 from ..outcome import CellRecord, Change, Ladder, Origin, Outcome, Row, write
 from ..run_folder import RunFolder
 from ..schema import flat, to_dict
 from ..statistics import UntestableError, paired, relative_differences
-from .cells import Cell, Plan, base_config, failure, status
+from .cells import REACHED, Cell, Plan, base_config, failure, status
 from .experiment import Scale
 from .rungs import fit_ladder
 from .shifts import find_shifts
@@ -26,6 +26,9 @@ from .verdicts import judge_all
 CURVE_POINTS = 60
 PLACES = ("data_dir", "model_dir", "init_from")
 """Settings that are paths on this machine."""
+
+AND = " and "
+"""Between commits and between machines, if there are several."""
 
 Values = dict[str, dict[int, float]]
 """Values by label and seed."""
@@ -54,7 +57,7 @@ def outcome(plan: Plan) -> Outcome:
         caption=experiment.caption.strip(),
         scale=plan.scale_name,
         date=datetime.date.today().isoformat(),
-        command=experiment.command or f"coupledqk reproduce {experiment.name} --scale {plan.scale_name}",
+        command=experiment.command or _command(plan),
         metric=metric,
         task_measure=task_measure,
         rows=tuple(_row(plan, label, best[label], final[label]) for label in plan.labels),
@@ -68,6 +71,12 @@ def outcome(plan: Plan) -> Outcome:
     return with_changes(found)
 
 
+def _command(plan: Plan) -> str:
+    """The command that runs a plan, with the name instead of the path of a user's file."""
+    named = Path(plan.experiment.file).name or plan.experiment.name
+    return f"coupledqk reproduce {named} --scale {plan.scale_name}"
+
+
 def _ladders(plan: Plan, samples: Values) -> tuple[Ladder, ...]:
     if not isinstance(plan.scale, Scale) or not plan.scale.ladders:
         return ()
@@ -77,7 +86,8 @@ def _ladders(plan: Plan, samples: Values) -> tuple[Ladder, ...]:
     planned = [
         spec for spec in plan.scale.ladders if any(spec.variant.format(size=size) in plan.labels for size in spec.sizes)
     ]
-    return (*(fit_ladder(spec, samples, parameters) for spec in planned), paper_ladder())
+    fitted = tuple(fit_ladder(spec, samples, parameters) for spec in planned)
+    return (*fitted, paper_ladder()) if plan.scale.metric.key == PERPLEXITY.key else fitted
 
 
 def measured(plan: Plan, which: str) -> Values:
@@ -96,37 +106,39 @@ def measured(plan: Plan, which: str) -> Values:
     return values
 
 
-def _tokens_to_reach(plan: Plan, cell: Cell, baseline: str = "standard") -> float | None:
-    """Tokens until the run reaches the baseline's final loss; infinite if it does not, None if the baseline with this seed is
-    not finished."""
-    other = next((c for c in plan.cells if c.label == baseline and c.seed == cell.seed), None)
+def _tokens_to_reach(plan: Plan, cell: Cell) -> float | None:
+    """None if the baseline with this seed is not finished."""
+    other = next((c for c in plan.cells if c.label == REACHED and c.seed == cell.seed), None)
     target = plan.run(other).result.get("final", {}).get("loss") if other else None
     if target is None:
         return None
-    before: Mapping[str, Any] | None = None
-    for record in plan.run(cell).metrics("valid"):
-        if record["loss"] <= target:
+    return tokens_to_reach([(record["tokens"], record["loss"]) for record in plan.run(cell).metrics("valid")], target)
+
+
+def tokens_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float:
+    """Tokens until a validation curve of (tokens, loss) reaches a loss, interpolated between evaluations; infinite if it does
+    not reach it."""
+    before: tuple[float, float] | None = None
+    for tokens, loss in curve:
+        if loss <= target:
             if before is None:
-                return record["tokens"]
-            share = (before["loss"] - target) / (before["loss"] - record["loss"])
-            return before["tokens"] + share * (record["tokens"] - before["tokens"])
-        before = record
+                return tokens
+            share = (before[1] - target) / (before[1] - loss)
+            return before[0] + share * (tokens - before[0])
+        before = tokens, loss
     return math.inf
 
 
 def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]) -> Row:
     runs = [plan.run(cell) for cell in plan.cells if cell.label == label]
     finished = [run for run in runs if run.result]
-    values = [value for value in best.values() if math.isfinite(value)]
     seconds = [run.result["seconds"] for run in finished if run.result["seconds"]]
     speeds = [run.result["tokens_per_second"] for run in finished if run.result["tokens_per_second"]]
     return Row(
         label=label,
         seeds=best,
-        mean=statistics.fmean(values) if values else None,
-        std=statistics.stdev(values) if len(values) > 1 else None,
-        n=len(values),
         final=final,
+        **moments(best),
         companions=_companions(plan.cells[0].config.task.measure, [run.result["best"] for run in finished]),
         paper=plan.scale.published.get(label),
         parameters=finished[0].info["parameters"] if finished else None,
@@ -135,6 +147,13 @@ def _row(plan: Plan, label: str, best: dict[int, float], final: dict[int, float]
         baselines=read_baselines(finished[0].result) if finished else (),
         position_losses=_mean_position_losses([read_position_losses(run.result) for run in finished]),
     )
+
+
+def moments(seeds: Mapping[int, float]) -> dict[str, Any]:
+    """Mean, standard deviation and number of the finite values of a row."""
+    values = [value for value in seeds.values() if math.isfinite(value)]
+    mean, std = statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": mean, "std": std, "n": len(values)}
 
 
 def _mean_position_losses(runs: Sequence[tuple[PositionLoss, ...]]) -> tuple[PositionLoss, ...]:
@@ -229,7 +248,18 @@ def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _origin(finished: Sequence[RunFolder]) -> Origin:
     if not finished:
         return Origin(provenance.commit(), provenance.machine(), provenance.versions(), {})
-    infos = sorted((run.info for run in finished), key=lambda info: info["starts"][-1]["started"])
-    newest = infos[-1]["starts"][-1]
+    infos = [run.info for run in finished]
+    starts = sorted((start for info in infos for start in info["starts"]), key=lambda start: start["started"])
     corpora = {Path(info["corpus"]["corpus"]).name: info["corpus"]["hash"] for info in infos}
-    return Origin(newest["commit"], newest["machine"], newest["versions"], corpora)
+    parts = [Origin(start["commit"], start["machine"], start["versions"], corpora) for start in starts]
+    return joined_origin(parts)
+
+
+def joined_origin(origins: Sequence[Origin]) -> Origin:
+    """The provenance with the versions of the last part, and the commits and machines of all."""
+    commits, machines = (
+        dict.fromkeys(part for text in texts if text for part in text.split(AND))
+        for texts in ([origin.commit for origin in origins], [origin.machine for origin in origins])
+    )
+    corpora = {name: found for origin in origins for name, found in origin.corpora.items()}
+    return Origin(AND.join(commits) or None, AND.join(machines), origins[-1].versions, corpora)

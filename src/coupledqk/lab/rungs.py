@@ -21,7 +21,10 @@ def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], par
         seeds = [seed for seed in ours if math.isfinite(ours[seed] - theirs.get(seed, math.nan))]
         if not seeds or count is None:
             continue
-        effects = relative_differences([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        try:
+            effects = relative_differences([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        except UntestableError:  # an accuracy of 0
+            continue
         points += [(math.log10(count), effect) for effect in effects]
         rungs.append(Rung(size, count, fmean(effects), _interval(effects), len(effects)))
     slope = slope_of(points)

@@ -8,13 +8,11 @@ from ..outcome import Shift
 from ..run_folder import RunFolder
 from ..statistics import UntestableError, paired
 from .cells import Plan
-from .experiment import Property, Scale
+from .experiment import RATES, Property, Scale
 from .profiles import attention_profile
 
 Found = dict[tuple[str, str], dict[int, float]]
 """Values of properties for each seed of a row, by name and unit of the property."""
-RATES = ("lr halved", "lr doubled")
-"""Endings of the labels of the rows that `lr_sensitivity` uses."""
 RECALLED = 0.9
 """The accuracy from which the task counts as solved."""
 

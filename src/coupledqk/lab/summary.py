@@ -7,7 +7,7 @@ from ..outcome import Outcome
 from ..report.baselines import baselines_table, models_of_rows, objections
 from ..report.ladder import ladder_table
 from ..report.shifts import shifts_table
-from ..report.tables import results_table
+from ..report.tables import finding, results_table
 from ..terminal import duration, table
 from .cells import Plan, failure, status, with_needed
 from .estimates import Speeds, paper_hours, tokens, work
@@ -101,7 +101,7 @@ def outcome_summary(outcome: Outcome) -> str:
         lines += ["", shifts.caption, "", table(shifts.head, shifts.rows)]
     if outcome.verdicts:
         lines.append("")
-    lines += [f"{verdict.claim.text}: {verdict.finding.upper()}. {verdict.sentence}" for verdict in outcome.verdicts]
+    lines += [f"{each.claim.text}: {finding(outcome, each).upper()}. {each.sentence}" for each in outcome.verdicts]
     return "\n".join(lines)
 
 

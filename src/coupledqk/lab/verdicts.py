@@ -58,7 +58,7 @@ def judge_all(
     """
     check_primary(claims)
     contrasts = _moderated([_contrast(claim, samples, better) for claim in claims], prior)
-    sharing = [c for c in contrasts if c.estimate is not None and not c.claim.primary]
+    sharing = [c for c in contrasts if c.is_tested and not c.claim.primary]
     p_values = [contrast.p() for contrast in sharing]
     corrected = zip(holm(p_values), holm_levels(p_values, level), strict=True)
     terms = dict(zip((contrast.claim for contrast in sharing), corrected, strict=True))
@@ -91,11 +91,21 @@ class _Failures:
     ours: int = 0
     theirs: int = 0
     tried: tuple[int, int] = (0, 0)
+    by_target: bool = False
+    """Whether a run failed because it did not reach a target. The baseline defines the target and always reaches it, so the
+    rates of the two cells cannot be compared."""
+
+    def __bool__(self) -> bool:
+        return bool(self.ours or self.theirs)
+
+    def p(self) -> float:
+        """p-value of the hypothesis that both cells fail at the same rate."""
+        return failures_p(self.ours, self.tried[0], self.theirs, self.tried[1])
 
     def decide(self, level: float) -> int:
         """1 if the variant fails significantly more often than the baseline, −1 if significantly less often, 0 otherwise."""
         n_ours, n_theirs = self.tried
-        if not (self.ours or self.theirs) or failures_p(self.ours, n_ours, self.theirs, n_theirs) > level:
+        if not self or self.p() > level:
             return 0
         return 1 if self.ours * n_theirs > self.theirs * n_ours else -1
 
@@ -120,9 +130,24 @@ class _Contrast:
         by_seed = len(self.claim.groups) == 1 and self.claim.elsewhere is None
         return self.estimate if by_seed and isinstance(self.estimate, Estimate) else None
 
+    @property
+    def compares_failures(self) -> bool:
+        """Whether the rates of failed runs are tested. Claims about spreads or about two effects are about more than which of
+        two cells is better."""
+        is_of_two_cells = self.claim.kind not in ("less_variable", "interaction")
+        return bool(self.failures) and is_of_two_cells and not self.failures.by_target
+
+    @property
+    def is_tested(self) -> bool:
+        return self.estimate is not None or self.compares_failures
+
+    def decide(self, level: float) -> int:
+        """The sign of a significant difference in failed runs, variant against baseline; 0 if there is none."""
+        return self.failures.decide(level) if self.compares_failures else 0
+
     def p(self) -> float:
         if self.estimate is None:
-            return 1.0
+            return self.failures.p() if self.compares_failures else 1.0
         if self.claim.kind == "equal" and isinstance(self.estimate, Estimate):
             return self.estimate.p_equal(self.claim.margin)
         return self.estimate.p()
@@ -157,8 +182,8 @@ class _Contrast:
         low, high = evidence.interval if evidence else (-math.inf, math.inf)
         failures, claim = self.failures, self.claim
         if claim.kind in ("less_variable", "interaction"):
-            return (-math.inf, math.inf) if failures.ours or failures.theirs else (low, high)
-        if decided := failures.decide(level):
+            return (-math.inf, math.inf) if failures else (low, high)
+        if decided := self.decide(level):
             return (claim.margin, math.inf) if decided * self.worse > 0 else (-math.inf, -claim.margin)
         up, down = (failures.ours, failures.theirs)[:: self.worse]
         return -math.inf if down else low, math.inf if up else high
@@ -199,7 +224,9 @@ def _values(claim: Claim, samples: Samples) -> tuple[list[list[float]], _Failure
             notes += _notes(label, runs, [seed for seed in seeds if seed not in runs])
     (ours, n_ours), (theirs, n_theirs), *elsewhere = failed
     others = sum(count for count, _ in elsewhere)
-    return values, _Failures(ours, theirs + others, (n_ours, n_theirs)), tuple(notes)
+    labels = [label for group in claim.groups for label in group]
+    by_target = any(math.isinf(value) for label in labels for value in samples.get(label, {}).values())
+    return values, _Failures(ours, theirs + others, (n_ours, n_theirs), by_target), tuple(notes)
 
 
 def _notes(label: str, runs: Mapping[int, float], missing: Sequence[int]) -> list[str]:
@@ -207,7 +234,8 @@ def _notes(label: str, runs: Mapping[int, float], missing: Sequence[int]) -> lis
     never = [seed for seed in runs if math.isinf(runs[seed])]
     notes = [f"{label} has no run{_with_seeds(missing)}"] if missing or not runs else []
     notes += [f"{label} diverged{_with_seeds(diverged)}, which counts against it"] if diverged else []
-    return notes + ([f"{label} did not reach it{_with_seeds(never)}, which counts against it"] if never else [])
+    never_reached = f"{label} did not reach the target{_with_seeds(never)}, which counts against it"
+    return [*notes, never_reached] if never else notes
 
 
 def _with_seeds(seeds: Sequence[int]) -> str:
@@ -221,9 +249,11 @@ def _verdict(contrast: _Contrast, p: float, level: float) -> Verdict:
     if evidence is None:
         parts = [contrast.untestable]
     else:
-        parts = [f"{_measured(claim, evidence)}: {_reason(claim, evidence, finding)}", _power(claim, evidence)]
-    if contrast.failures.decide(level):
-        parts.append("the difference in failed runs is significant")
+        ended = "reached the target" if contrast.failures.by_target else "finished"
+        among = f"in the runs that {ended}, " if any(evidence.failed) else ""
+        parts = [f"{_measured(claim, evidence)}: {among}{_reason(claim, evidence)}", _power(claim, evidence)]
+    if contrast.decide(level):
+        parts.append("the difference in failed runs is significant and determines the verdict")
     return Verdict(claim, finding, "; ".join([*parts, *contrast.notes]) + ".", evidence)
 
 
@@ -256,13 +286,16 @@ def _measured(claim: Claim, evidence: Evidence) -> str:
     return f"{what} ({uncertainty(claim, evidence)})"
 
 
-def _reason(claim: Claim, evidence: Evidence, finding: Finding) -> str:
+def _reason(claim: Claim, evidence: Evidence) -> str:
+    """Where the interval lies."""
     low, high = evidence.interval
     margin = f"the margin of ±{100 * claim.margin:.3g}%"
     if claim.kind == "equal":
-        where = {"supported": "within", "contradicted": "beyond"}.get(finding, "neither within nor beyond")
-        return f"the interval lies {where} {margin}"
-    zero_inside = low < 0 < high
+        within, beyond = -claim.margin <= low and high <= claim.margin, claim.margin <= low or high <= -claim.margin
+        return (
+            f"the interval lies {'within' if within else 'beyond' if beyond else 'neither within nor beyond'} {margin}"
+        )
+    zero_inside, zero = low < 0 < high, "a ratio of 1" if claim.kind == "less_variable" else "zero"
     paper_inside = claim.paper_effect is not None and low <= claim.paper_effect <= high
     paper = "" if claim.paper_effect is None else f"the published {effect(claim, claim.paper_effect)}"
     if not zero_inside:
@@ -271,9 +304,9 @@ def _reason(claim: Claim, evidence: Evidence, finding: Finding) -> str:
         if paper and side == "claimed":
             reason += f", with {paper} {'inside' if paper_inside else 'outside'} it"
     elif not paper:
-        reason = "zero lies inside the interval"
+        reason = f"{zero} lies inside the interval"
     else:
-        reason = f"zero {'and ' + paper + ' lie' if paper_inside else 'lies'} inside the interval"
+        reason = f"{zero} {'and ' + paper + ' lie' if paper_inside else 'lies'} inside the interval"
         reason += "" if paper_inside else f", {paper} outside"
     return f"{reason}, and the effect lies within {margin}" if evidence.equivalent else reason
 

@@ -36,7 +36,7 @@ def models_of_rows(outcome: Outcome) -> list[LanguageModel]:
     """The rows of an outcome that have baselines."""
     models = []
     for look, row in enumerate(outcome.rows):
-        bits = row.mean if outcome.metric.key == BITS_PER_BYTE.key else row.companions.get(BITS_PER_BYTE.key)
+        bits = outcome.bits_per_byte(row)
         if bits is not None and row.baselines:
             perplexity = row.mean if outcome.metric.key == PERPLEXITY.key else row.companions.get(PERPLEXITY.key)
             models.append(LanguageModel(row.label, bits, perplexity, row.baselines, row.position_losses, look))

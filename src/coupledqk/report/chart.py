@@ -158,9 +158,13 @@ def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> str:
     for tick, label in y.ticks():
         rules.append(f"M{x.start} {y.at(tick):.1f}H{x.end}")
         texts.append(f'<text class="soft end" dy=".35em" x="{x.start - 8}" y="{y.at(tick):.1f}">{label}</text>')
+    end = 0.0
     for tick, label in x.ticks():
-        rules.append(f"M{x.at(tick):.1f} {y.start}v5")
-        texts.append(f'<text class="soft middle" x="{x.at(tick):.1f}" y="{y.start + 22}">{label}</text>')
+        at, half = x.at(tick), LETTER_WIDTH * len(label) / 2
+        rules.append(f"M{at:.1f} {y.start}v5")
+        if at - half >= end:  # on a log axis, long labels may be too close to one another
+            texts.append(f'<text class="soft middle" x="{at:.1f}" y="{y.start + 22}">{label}</text>')
+            end = at + half
     return "\n".join(
         [
             f'<path class="rules" d="{"".join(rules)}"/><path class="axis" d="M{x.start} {y.start}H{x.end}"/>',
@@ -191,7 +195,7 @@ def _band(low_edge: Sequence[Point], high_edge: Sequence[Point], look: int, bars
     if not bars:
         return f'<path class="band" {_colour(look)} d="{_path([*low_edge, *high_edge[::-1]])}z"/>'
     edges = zip(low_edge, high_edge, strict=True)
-    strokes = (f"M{x - 4:.1f} {low:.1f}h8m-4 0V{high:.1f}m-4 0h8" for (x, low), (_, high) in edges)
+    strokes = (f"M{x - 4:.1f} {low:.1f}h8m-4 0V{high:.1f}m-4 0h8" for (x, low), (_, high) in edges if low != high)
     return f'<path class="bars" {_colour(look)} d="{"".join(strokes)}"/>'
 
 

@@ -37,6 +37,7 @@ class _Tested:
     text: str
     verdict: Verdict
     evidence: Evidence
+    finding: str
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -53,7 +54,12 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
     scales = {outcome.scale for outcome in outcomes}
     names = [outcome.name if len(scales) > 1 else outcome.experiment for outcome in outcomes]
     rows = [
-        _Tested(f"{name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else verdict.claim.text, verdict, found)
+        _Tested(
+            f"{name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else verdict.claim.text,
+            verdict,
+            found,
+            finding(outcome, verdict),
+        )
         for name, outcome in zip(names, outcomes, strict=True)
         for verdict in outcome.verdicts
         if (found := verdict.evidence) is not None and all(map(math.isfinite, (found.effect, *found.interval)))
@@ -62,7 +68,7 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
         return None
     x = _axis(rows)
     bottom = LEGEND + ROW * len(rows) + MARGIN
-    described = "; ".join(f"{row.text}: {row.verdict.finding}, {100 * row.evidence.effect:+.2f}%" for row in rows)
+    described = "; ".join(f"{row.text}: {row.finding}, {100 * row.evidence.effect:+.2f}%" for row in rows)
     return printable(
         "\n".join(
             [
@@ -132,7 +138,7 @@ def _row(row: _Tested, x: Axis, top: float) -> str:
     text = row.text if len(row.text) <= LONGEST_TEXT else row.text[: LONGEST_TEXT - 1] + "…"
     parts = [
         f'<text class="above" x="{MARGIN}" y="{top + 18}"><title>{html.escape(row.text)}</title>{html.escape(text)}</text>',
-        f'<text class="soft end" x="{WIDTH - MARGIN}" y="{top + 18}">{finding(row.verdict)}</text>',
+        f'<text class="soft end" x="{WIDTH - MARGIN}" y="{top + 18}">{row.finding}</text>',
         f'<g style="--colour:var(--colour-{colour})">',
         f'<path class="line" d="M{low:.1f} {y}H{high:.1f}{caps}"/>',
         f'<path class="{"hollow" if row.verdict.finding == "inconclusive" else "marks"}" '

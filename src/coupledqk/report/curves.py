@@ -49,7 +49,13 @@ def panels(outcome: Outcome) -> list[Panel]:
         ending = f"-{number}" if len(groups) > 1 else ""
         for name, title, y_label, curves, is_log in (
             ("validation", f"Validation {measure.name}", f"{measure.name}{', log scale' * log}", valid, log),
-            ("change", f"Validation {measure.name} against {labels[0]}", "change, %", _changes(outcome, valid), False),
+            (
+                "change",
+                f"Validation {measure.name} against {labels[0]}",
+                "change, %",
+                _changes(outcome, valid, labels[0]),
+                False,
+            ),
             ("training", "Training loss", f"loss, {measure.loss_unit}", train, False),
         ):
             series = [_series(label, curves.get(label, {}), looks[label], is_log) for label in labels]
@@ -102,10 +108,11 @@ def _points(cell: CellRecord, kind: str, column: int) -> Curve:
     return {point[STEP]: point[column] for point in getattr(cell, kind) if drawable(point[column], log=False)}
 
 
-def _changes(outcome: Outcome, curves: Curves) -> Curves:
-    """Differences from the baseline with the same seed at the same step, in percent of the baseline's value."""
+def _changes(outcome: Outcome, curves: Curves, baseline: str) -> Curves:
+    """For the rows that are compared with a baseline, differences from it with the same seed at the same step, in percent of
+    its value."""
     changes: Curves = {}
-    for label, baseline in outcome.baselines.items():
+    for label in (label for label, other in outcome.baselines.items() if other == baseline):
         ours, theirs = curves.get(label, {}), curves.get(baseline, {})
         for seed in ours.keys() & theirs.keys():
             steps = [step for step in ours[seed] if theirs[seed].get(step)]

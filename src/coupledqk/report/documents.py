@@ -17,8 +17,7 @@ def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None
         raise CoupledQKError(
             "nothing to report on: name outcome files, a folder such as lab or results/lab, or run folders"
         )
-    if out.suffix not in ENDINGS or out.is_dir():
-        raise CoupledQKError(f"--out {out}: expected a file name that ends in {', '.join(ENDINGS)}")
+    check_out(out)
     found = {path: list(outcomes_at(path)) for path in paths}
     outcomes = [outcome for there in found.values() for outcome in there]
     if not outcomes:
@@ -35,6 +34,11 @@ def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None
         if not any(path.suffix == ".pdf" for path in written):
             lines.append("no PDF figures were written; they need matplotlib: pip install 'coupledqk[plot]'")
     return lines
+
+
+def check_out(out: Path) -> None:
+    if out.suffix not in ENDINGS or out.is_dir():
+        raise CoupledQKError(f"--out {out}: expected a file name that ends in {', '.join(ENDINGS)}")
 
 
 def outcomes_at(path: Path) -> Iterator[Outcome]:

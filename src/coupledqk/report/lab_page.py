@@ -19,10 +19,12 @@ from .runs_page import shared_and_different
 from .shifts import NOTE as SHIFTS_NOTE
 from .shifts import shifts_table
 from .tables import (
+    UNTESTED,
     Table,
     claims_table,
     costs_table,
     finding,
+    is_tested,
     latex,
     markdown,
     markdown_text,
@@ -71,10 +73,13 @@ def title(outcomes: Sequence[Outcome]) -> str:
 
 def count(outcomes: Sequence[Outcome]) -> str:
     """For example: 12 claims: 5 supported, 3 contradicted, 4 inconclusive."""
-    found = [verdict.finding for outcome in outcomes for verdict in outcome.verdicts]
+    verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts]
+    found = [verdict.finding if is_tested(verdict) else UNTESTED for verdict in verdicts]
+    if not found:
+        return "No claims."
     if len(found) == 1:
         return f"One claim: {found[0]}."
-    counts = [f"{found.count(word)} {word}" for word in get_args(Finding) if word in found]
+    counts = [f"{found.count(word)} {word}" for word in (*get_args(Finding), UNTESTED) if word in found]
     return f"{len(found)} claims: {', '.join(counts)}."
 
 
@@ -154,7 +159,7 @@ def _definition(outcome: Outcome) -> str:
 
 def _verdict_lines(outcome: Outcome) -> list[str]:
     return [
-        f"{place}. **{markdown_text(verdict.claim.text)}** {finding(verdict).capitalize()}. "
+        f"{place}. **{markdown_text(verdict.claim.text)}** {finding(outcome, verdict).capitalize()}. "
         f"{markdown_text(verdict.sentence)}\n"
         for place, verdict in enumerate(outcome.verdicts, 1)
     ]

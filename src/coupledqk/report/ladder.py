@@ -52,7 +52,7 @@ def ladder_panel(outcome: Outcome) -> Panel | None:
     if not series:
         return None
     title = f"{outcome.metric.name.capitalize()} against standard, by model size"
-    return Panel("ladder", title, "effect, %", series, x_label="parameters", log_x=True)
+    return Panel("ladder", title, "effect, %, with its 95% interval", series, x_label="parameters", log_x=True)
 
 
 def _line(ladder: Ladder, slope: float) -> list[tuple[float, float]]:

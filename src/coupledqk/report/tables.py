@@ -110,17 +110,37 @@ def claims_table(outcomes: Sequence[Outcome]) -> Table:
     """All claims with their verdicts, and the effects in the runs and in the paper."""
     head = ("claim", "verdict", "here", "interval", "80% power for", "in the paper", "experiment")
     rows = tuple(
-        (verdict.claim.text, finding(verdict), *_contrast(verdict), outcome.name)
+        (verdict.claim.text, finding(outcome, verdict), *_contrast(verdict), outcome.name)
         for outcome in outcomes
         for verdict in outcome.verdicts
     )
     return Table("Claims and verdicts", head, rows, "plrrrrl")
 
 
-def finding(verdict: Verdict) -> str:
-    """The finding in words. A contradicted claim with an effect within the margin is also reported as equivalent."""
-    also_equivalent = verdict.finding == "contradicted" and verdict.evidence is not None and verdict.evidence.equivalent
-    return "contradicted (equivalent)" if also_equivalent else verdict.finding
+UNTESTED = "not tested"
+
+
+def is_tested(verdict: Verdict) -> bool:
+    return verdict.evidence is not None or verdict.finding != "inconclusive"
+
+
+def finding(outcome: Outcome, verdict: Verdict) -> str:
+    """The finding in words, with what limits it in parentheses.
+
+    An inconclusive claim for which there are too few runs is reported as not tested, and a contradicted claim with an effect
+    within the margin also as equivalent. Failed runs are counted, since the interval is that of the runs that finished. Models
+    above the bigram model allow no conclusion about attention.
+    """
+    claim, evidence, notes = verdict.claim, verdict.evidence, []
+    if not is_tested(verdict):
+        return UNTESTED
+    if evidence is not None and any(evidence.failed):
+        notes.append(f"{sum(evidence.failed)} failed")
+    elif verdict.finding == "contradicted" and evidence is not None and evidence.equivalent:
+        notes.append("equivalent")
+    if outcome.above_bigram & {claim.variant, claim.baseline, *(claim.elsewhere or ())}:
+        notes.append("above bigram")
+    return f"{verdict.finding} ({', '.join(notes)})" if notes else verdict.finding
 
 
 def _contrast(verdict: Verdict) -> tuple[str, str, str, str]:
@@ -165,5 +185,5 @@ def _baseline(outcome: Outcome, row: Row) -> Row | None:
 
 def _verdicts(outcome: Outcome, row: Row) -> str:
     """The findings on the claims about a row, with the numbers of the claims if there are several."""
-    found = [(i, finding(v)) for i, v in enumerate(outcome.verdicts, 1) if v.claim.variant == row.label]
+    found = [(i, finding(outcome, v)) for i, v in enumerate(outcome.verdicts, 1) if v.claim.variant == row.label]
     return "; ".join(f"{i}: {word}" if len(outcome.verdicts) > 1 else word for i, word in found)
