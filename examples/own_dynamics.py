@@ -1,4 +1,4 @@
-"""The plugin damped.py in Python: trained beside standard attention on a small text, then sampled from.
+"""Trains the plugin damped.py and standard attention on a small text in Python, then samples from the trained model.
 
 python examples/own_dynamics.py [--steps 200]
 """
