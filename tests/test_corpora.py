@@ -113,6 +113,16 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
     assert sorted(document for split in found.values() for document in split) == sorted(row["text"] for row in rows)
 
 
+def test_the_case_of_a_suffix_makes_no_difference(tmp_path):
+    lower, upper = tmp_path / "lower", tmp_path / "upper"
+    for folder, names in ((lower, ("a.txt", "b.jsonl.gz", "c.md")), (upper, ("a.TXT", "b.JSONL.GZ", "c.Md"))):
+        for name, content in zip(names, (marked("one", "two"), '{"text": "three"}', "four"), strict=True):
+            file = write(folder / name.lower(), content)
+            file.rename(folder / name)
+    assert documents(upper) == documents(lower)
+    assert documents(upper / "a.TXT") == documents(lower / "a.txt")
+
+
 # splits
 
 
@@ -159,7 +169,13 @@ def test_file_names_mark_splits(tmp_path, names):
 
 
 @pytest.mark.parametrize(
-    "names", [("my_train.txt", "my_valid.txt"), ("a-train.jsonl", "a-val.jsonl"), ("train_0.txt", "dev_0.txt")]
+    "names",
+    [
+        ("my_train.txt", "my_valid.txt"),
+        ("a-train.jsonl", "a-val.jsonl"),
+        ("train_0.txt", "dev_0.txt"),
+        ("TRAIN.TXT", "VALID.TXT"),
+    ],
 )
 def test_file_names_that_nearly_mark_splits_are_not_mixed(tmp_path, names):
     for name in names:

@@ -20,6 +20,7 @@ from coupledqk.data.corpora import open_corpus
 from coupledqk.data.text import pieces, read
 from coupledqk.data.tokenizers import gpt2, train_bpe
 from coupledqk.data.words import MAX_WORD, long_words, training_parts, word_parts
+from coupledqk.files import digest, sha256
 
 MEGABYTE = 1 << 20
 
@@ -271,9 +272,27 @@ def test_hostile_lines_are_refused_with_their_number(tmp_path, line, message):
     assert len(said) < len(str(file)) + 200
 
 
-def test_a_byte_order_mark_at_the_beginning_of_json_lines_is_no_text(tmp_path):
-    (tmp_path / "a.jsonl").write_text('\ufeff{"text": "words and words"}\n')
-    assert [piece.text for piece in read(tmp_path / "a.jsonl", "strict")] == ["words and words"]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.jsonl", '{"text": "words and \ufeff"}\n'), ("a.txt", "words and \ufeff"), ("a.md", "words and \ufeff")],
+)
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_text(tmp_path, name, content):
+    (tmp_path / name).write_text("\ufeff" + content)
+    assert [piece.text for piece in read(tmp_path / name, "strict")] == ["words and \ufeff"]
+
+
+def test_positions_in_errors_include_the_byte_order_mark(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfcaf\xe9")
+    assert "a.txt is not valid UTF-8 at byte 6" in refused(tmp_path / "a.txt")
+
+
+def test_only_files_with_a_byte_order_mark_are_tokenized_again(tmp_path):
+    """Cached tokens from before byte-order marks were removed contain them."""
+    (tmp_path / "a.txt").write_text("words")
+    config = DataConfig(corpus=str(tmp_path / "a.txt"))
+    assert open_corpus(config).fingerprint == digest([("a.txt", sha256(tmp_path / "a.txt"))], "strict", None)
+    (tmp_path / "a.txt").write_text("\ufeffwords")
+    assert open_corpus(config).fingerprint != digest([("a.txt", sha256(tmp_path / "a.txt"))], "strict", None)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])

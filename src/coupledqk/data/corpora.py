@@ -15,7 +15,7 @@ from .cache import remembered_sha256, stamp
 from .folders import entries, expanded, find_files, require_regular, status_of
 from .hub import HUB
 from .splits import SPLITS, Stream, by_document, by_file_name
-from .text import DATA, READABLE, Piece, blocks, read, suffix
+from .text import DATA, READABLE, Piece, blocks, has_bom, read, suffix
 
 STDLIB = "python-stdlib"
 NAMES = (STDLIB, *HUB)
@@ -41,7 +41,7 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Opens the corpus of the settings. Local files are only hashed at this point."""
+    """Opens the corpus of the settings. Of local files, only hashes and first bytes are read at this point."""
     name, errors = config.corpus, config.encoding_errors
     if name == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -133,7 +133,9 @@ def _from_files(name: str, about: str, root: Path, files: list[Path], errors: st
     about += f", {used} file{'s' * (used != 1)} split by {'file name' if marked else 'document'}"
     if limit and not marked:
         about += f", {_at_most(limit)}"
-    return Corpus(name, about, digest(checksums, errors, limit), stream, check_unchanged)
+    # tokens that were cached before byte-order marks were removed contain them
+    without_bom = ["without byte-order marks"] if any(map(has_bom, files)) else []
+    return Corpus(name, about, digest(checksums, errors, limit, *without_bom), stream, check_unchanged)
 
 
 def _from_hub(name: str) -> Corpus:

@@ -19,8 +19,8 @@ Stream = Iterator[tuple[str, Piece]]
 
 _FOLD = 20
 _MARK = re.compile(r"(?:^|\.)(train|valid|validation|val|dev|test)(?:-[\w-]+)?\.")
-# Names that are probably meant to mark a split as well: my_train.txt, my-valid.txt, train_00.txt.
-_NEARLY = re.compile(r"(?:^|[._-])(train|valid|validation|val|dev|test)(?:[_-]?\d\w*)?\.")
+# Names that are probably meant to mark a split as well: my_train.txt, my-valid.txt, train_00.txt, TRAIN.TXT.
+_NEARLY = re.compile(r"(?:^|[._-])(train|valid|validation|val|dev|test)(?:[_-]?\d\w*)?\.", re.IGNORECASE)
 
 
 def by_file_name(files: list[Path]) -> dict[str, list[Path]]:
@@ -44,7 +44,8 @@ def _marked(files: list[Path], mark: re.Pattern[str]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for file in files:
         if suffix(file) in DATA and (name := mark.search(file.name)):
-            split = name[1] if name[1] in ("train", "test") else "valid"
+            word = name[1].lower()
+            split = word if word in ("train", "test") else "valid"
             found.setdefault(split, []).append(file)
     return found
 

@@ -59,8 +59,17 @@ class Piece(NamedTuple):
 
 
 def suffix(path: Path) -> str:
-    """The suffix of a file, ignoring .gz."""
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    """The suffix of a file in lower case, ignoring .gz."""
+    return (path.with_suffix("") if _is_gzip(path) else path).suffix.lower()
+
+
+def _is_gzip(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+def has_bom(path: Path) -> bool:
+    """Whether a file begins with a UTF-8 byte-order mark, which is not part of its text."""
+    return next(_bytes(path, len(codecs.BOM_UTF8))) == codecs.BOM_UTF8
 
 
 def read(path: Path, errors: str) -> Iterator[Piece]:
@@ -123,10 +132,12 @@ def _split(text: str) -> Iterator[str]:
 
 
 def blocks(path: Path, errors: str) -> Iterator[str]:
-    """The text of a file in blocks. Binary content and invalid UTF-8 raise an error with the position."""
+    """The text of a file in blocks, without its byte-order mark. Binary content and invalid UTF-8 raise an error with the
+    position."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    start = 0  # offset of the block in the text, in bytes
-    for block in _bytes(path):
+    bom = "\ufeff"
+    start = 0  # offset of the block in the file, in bytes
+    for block in _bytes(path, PIECE):
         if (nul := block.find(0)) >= 0:
             raise CoupledQKError(f"{path} is binary: byte {start + nul} is NUL; expected UTF-8 text")
         held_back = len(decoder.getstate()[0])
@@ -138,17 +149,18 @@ def blocks(path: Path, errors: str) -> Iterator[str]:
                 "convert it, or set encoding_errors to 'replace'"
             ) from None
         if text:
-            yield text
+            yield text.removeprefix(bom)
+            bom = ""
         start += len(block)
 
 
-def _bytes(path: Path) -> Iterator[bytes]:
+def _bytes(path: Path, block_size: int) -> Iterator[bytes]:
     """Blocks of the unpacked file, followed by an empty block."""
     try:
         with path.open("rb") as packed:
-            file = cast(BinaryIO, gzip.GzipFile(fileobj=packed)) if path.suffix == ".gz" else packed
+            file = cast(BinaryIO, gzip.GzipFile(fileobj=packed)) if _is_gzip(path) else packed
             size = 0
-            while block := file.read(PIECE):
+            while block := file.read(block_size):
                 size += len(block)
                 if size > max(_UNPACKED_FREELY, MAX_RATIO * packed.tell()):
                     raise CoupledQKError(
@@ -164,7 +176,7 @@ def _bytes(path: Path) -> Iterator[bytes]:
 
 def _json_lines(path: Path, errors: str) -> Iterator[str]:
     for number, line in enumerate(_lines(path, blocks(path, errors)), 1):
-        line = (line.removeprefix("\ufeff") if number == 1 else line).strip()
+        line = line.strip()
         if not line:
             continue
         where = f"{path}, line {number}"
