@@ -15,6 +15,7 @@ from coupledqk.lab.experiment import load, parse
 from coupledqk.lab.laboratory import notes
 from coupledqk.lab.outcomes import outcome, thinned
 from coupledqk.lab.runner import Queue, run_queue, stale
+from coupledqk.lab.summary import failure_summary
 from coupledqk.outcome import read
 from coupledqk.runs.training import train_run
 
@@ -143,7 +144,7 @@ def test_a_grid_with_a_failing_cell_is_killed_and_resumes(corpus):
     before = {path: contents(path) for path in finished}
     run_queue(Queue.of([plan]), LocalPool(1), second := Watch())
     assert second.finished == 5
-    assert second.endings == {victim: "finished", ("standard, lr 1e+20", 0): "failed"}
+    assert second.endings == {victim: "finished"}
     assert {path: contents(path) for path in finished} == before
     whole = read(plan.outcome)
     assert [row.n for row in whole.rows] == [3, 3, 0]
@@ -283,6 +284,19 @@ def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
     found = outcome(plan)
     assert found.rows[-1].mean is None
     assert "diverged with seed 0" in found.verdicts[0].sentence
+
+
+def test_a_run_that_diverged_is_a_result_and_not_trained_again(corpus):
+    plan = plan_of(corpus)
+    run_queue(Queue.of([plan]), Pretend(failing=plan.cells[-1].name), Watch())
+    (plan.run(plan.cells[-1]).path / "error.json").write_text(json.dumps({"error": "loss nan", "diverged": True}))
+    run_queue(queue := Queue.of([plan]), engine := Pretend(), Watch())
+    assert engine.started == []
+    assert not queue.failed
+    summary = failure_summary(queue)
+    assert "standard, lr 1e+20 seed 0: loss nan" in summary
+    assert "to do so, delete their folders" in summary
+    assert "again to resume" not in summary
 
 
 def test_all_commits_and_machines_of_the_runs_are_recorded(corpus):

@@ -1,5 +1,5 @@
-"""Trains the cells of plans. Finished cells are skipped, interrupted cells are resumed, and a failed cell does not stop
-others."""
+"""Trains the cells of plans. Cells that finished or diverged are skipped, interrupted cells are resumed, and a failed cell
+does not stop others."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -61,7 +61,12 @@ class Queue:
         by_seed = sorted((cell for plan in plans for cell in plan.cells), key=lambda cell: cell.seed)
         cells = {cell.name: cell for cell in with_needed(by_seed)}
         queue = cls(plans, cells, [])
-        queue.waiting = [cell for cell in cells.values() if status(queue.run(cell)) != "finished"]
+        for cell in cells.values():
+            why = failure(queue.run(cell))
+            if why.get("diverged"):  # a result: training is deterministic, so it would diverge again
+                queue.troubles[cell.name] = why["error"]
+            elif status(queue.run(cell)) != "finished":
+                queue.waiting.append(cell)
         return queue
 
     def run(self, cell: Cell) -> RunFolder:
@@ -70,7 +75,12 @@ class Queue:
     @property
     def failed(self) -> bool:
         """Whether a run did not finish for a reason other than divergence."""
-        return any(not failure(self.run(self.cells[name])).get("diverged") for name in self.troubles)
+        return len(self.diverged) < len(self.troubles)
+
+    @property
+    def diverged(self) -> list[str]:
+        """The names of the cells that diverged."""
+        return [name for name in self.troubles if failure(self.run(self.cells[name])).get("diverged")]
 
     def leave_out(self, plan: Plan, label: str) -> None:
         """Removes the runs of a row from the queue, unless another plan contains them."""
@@ -115,7 +125,7 @@ def run_queue(
         write_outcome(plan)
     try:
         with overview:
-            overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting))
+            overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting) - len(queue.troubles))
             _train_all(queue, engine, overview, stop, done)
     finally:
         engine.close()

@@ -110,7 +110,9 @@ def failure_summary(queue: Queue) -> str:
     lines = [
         f"  {queue.cells[name].label} seed {queue.cells[name].seed}: {why}" for name, why in queue.troubles.items()
     ]
-    left = len(lines) + len(queue.waiting)
-    return "\n".join(
-        [f"{left} of {len(queue.cells)} runs are not finished:", *lines, "Run the same command again to resume."]
-    )
+    left = len(lines) + (0 if queue.complete else len(queue.waiting))
+    if queue.stopped or queue.failed:
+        lines.append("Run the same command again to resume.")
+    if queue.diverged:
+        lines.append("Runs that diverged are not trained again; to do so, delete their folders.")
+    return "\n".join([f"{left} of {len(queue.cells)} runs are not finished:", *lines])
