@@ -8,6 +8,7 @@ from ..errors import CoupledQKError
 from ..schema import parse_seeds
 from ..signals import advise, stop_on_signals
 from ..terminal import table, wrapped
+from .output import exit_unless_finished
 from .queue import WithQueue
 
 
@@ -17,7 +18,7 @@ class Compare(WithQueue):
 
     Trains pairs of small models, one with standard and one with coupled (euler) attention, until the result is conclusive, both
     are shown to be equivalent within ±1%, or the budget is spent. If interrupted, the same command resumes from the last
-    checkpoints.
+    checkpoints. If the budget was spent before all planned pairs were trained, it adds the others.
 
     Try it:
 
@@ -44,7 +45,6 @@ class Compare(WithQueue):
     def run(self) -> None:
         from ..lab.compare import COUPLED, OTHERS, Comparison
         from ..lab.overview import GridProgress
-        from ..lab.summary import failure_summary
         from ..report.lab_page import write_report
         from ..report.tables import results_table
 
@@ -61,11 +61,10 @@ class Compare(WithQueue):
         advise("stopped; the same command resumes")
         with stop_on_signals() as stop:
             queue = comparison.run(GridProgress(), stop)
-        if queue.troubles:
-            print(failure_summary(queue), file=sys.stderr)
         if queue.stopped:
-            sys.exit(130)
+            exit_unless_finished(queue)
         outcome = comparison.conclude()
         page, results = self.out / "compare.html", results_table(outcome)
         write_report([outcome], page)
         print("\n\n".join([*map(wrapped, outcome.answer), table(results.head, results.rows), str(page)]))
+        exit_unless_finished(queue)

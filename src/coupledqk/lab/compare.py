@@ -171,12 +171,16 @@ class Comparison:
                 return n
         return len(self.seeds)
 
-    def level(self, n: int, last: bool = False) -> float:
-        """The level of the test after `n` pairs. The last test may use the remainder of the error rate."""
+    def level(self, n: int) -> float:
+        """The level of the test after `n` pairs.
+
+        It depends on the number of pairs that was planned, also if the budget ends before, so that running the command again
+        can add the remaining pairs without exceeding the error rate.
+        """
         if not self.sequential or n < 2:
             return LEVEL
-        most = n if last else len(self.seeds)
-        return SequentialTest(most, min(FEWEST_PAIRS, n), prior_df=compare_prior().df).nominal_level(n)
+        test = SequentialTest(len(self.seeds), min(FEWEST_PAIRS, n), prior_df=compare_prior().df)
+        return test.nominal_level(n)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -222,7 +226,7 @@ class Comparison:
         decided = self.conclusive_at() if self.sequential else None
         n = decided or max(1, self.finished_pairs())
         plan = self.plan(n)
-        found = replace(outcome(plan), verdicts=self._verdicts(plan, self.level(n, last=decided is None)))
+        found = replace(outcome(plan), verdicts=self._verdicts(plan, self.level(n)))
         config = {**found.config, "task": {**found.config["task"], "corpus": self.text.name}}
         measured_coherence, why_not = self._coherence()
         slowdowns = self.choice.slowdowns(self.variants[1], self.variants[0])
@@ -247,13 +251,16 @@ class Comparison:
         return None, [f"{row.label} reaches {bits:.3f} bits per byte (n-gram models of the same text: {others})."]
 
     def _outlook(self, found: Outcome) -> list[str]:
-        """The effect that a longer budget could detect, if the result is inconclusive."""
+        """The effect that more pairs could detect, if the result is inconclusive, and how to add planned pairs."""
         primary = next(verdict for verdict in found.verdicts if verdict.claim.primary)
         if primary.finding != "inconclusive" or primary.evidence is None:
             return []
         n = primary.evidence.n[0]
         could = primary.evidence.detectable * detectable_effect(LONGER * n, 1.0) / detectable_effect(n, 1.0)
-        return [f"With {LONGER} times as many pairs it would have 80% power to detect {100 * could:.1f}%."]
+        sentences = [f"With {LONGER} times as many pairs it would have 80% power to detect {100 * could:.1f}%."]
+        if (left := len(self.seeds) - self.finished_pairs()) > 0:
+            sentences.append(f"The same command adds the {left} pairs that were planned and did not fit into the budget.")
+        return sentences
 
     def _coherence(self) -> tuple[dict[str, dict[str, Any]], str]:
         """The coherence of the text by its name, measured once and stored; or nothing, and the reason."""
