@@ -25,7 +25,7 @@ class Report(WithPlugin):
     out: Path = Path("report.html")
     """File to write (short form: -o). Its name must end in .html, .md or .tex, which selects the format."""
     figures: Path | None = None
-    """Folder to which the curves are also written, as SVG and PDF."""
+    """Folder to which the charts are also written: all as SVG, the curves as PDF, too."""
     merge: Path | None = None
     """File to write the merged outcome to. Merges outcome files of one experiment with different seeds, and rows in common with
     other experiments, and reports on the result."""

@@ -1,4 +1,4 @@
-"""Writes the charts of a report as SVG files and, if matplotlib is installed, as PDF files."""
+"""Writes the charts of a report as SVG files and, if matplotlib is installed, the curves as PDF files, too."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -6,8 +6,13 @@ from pathlib import Path
 
 from ..files import atomic_path, write_atomic
 from ..outcome import Outcome
+from .claims_chart import claims_chart
 from .curves import Panel
 from .ladder import charts
+
+
+CLAIMS = "claims"
+"""Name of the chart of claims, which covers all experiments of a report."""
 
 
 def figure_name(outcome: Outcome, panel: Panel) -> str:
@@ -15,9 +20,12 @@ def figure_name(outcome: Outcome, panel: Panel) -> str:
 
 
 def write_figures(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Writes every chart of the report, named by experiment and kind, and returns the paths."""
+    """Writes the chart of claims and every chart of an experiment, named by experiment and kind, and returns the paths."""
     can_print = importlib.util.find_spec("matplotlib") is not None
     written = []
+    if claims := claims_chart(outcomes):
+        write_atomic(svg := folder / f"{CLAIMS}.svg", claims)
+        written.append(svg)
     for outcome in outcomes:
         for panel in charts(outcome):
             path = folder / figure_name(outcome, panel)

@@ -12,7 +12,7 @@ from ..outcome import Finding, Outcome
 from ..schema import flat
 from .baselines import NOTE, baselines_table, models_of_rows, objections
 from .claims_chart import claims_chart
-from .figures import figure_name
+from .figures import CLAIMS, figure_name
 from .ladder import charts, ladder_table
 from .page import plain, render
 from .runs_page import shared_and_different
@@ -133,6 +133,8 @@ def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> 
     parts = [f"# {markdown_text(title(outcomes))}\n"]
     if (claims := claims_table(outcomes)).rows:
         parts += [f"{count(outcomes)}\n", markdown(claims)]
+        if figures is not None and claims_chart(outcomes):
+            parts += [f"![Effects of all tested claims]({figures}/{CLAIMS}.svg)\n"]
     if (shifts := shifts_table(outcomes)).rows:
         parts += [f"**{shifts.caption}.** {SHIFTS_NOTE}\n", markdown(shifts)]
     for outcome in outcomes:
