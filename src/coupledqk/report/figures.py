@@ -10,7 +10,6 @@ from .claims_chart import claims_chart
 from .curves import Panel
 from .ladder import charts
 
-
 CLAIMS = "claims"
 """Name of the chart of claims, which covers all experiments of a report."""
 
