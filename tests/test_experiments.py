@@ -9,6 +9,7 @@ import pytest
 from coupledqk.cli import COMMANDS, main
 from coupledqk.config import GLUEConfig, identity
 from coupledqk.errors import CoupledQKError
+from coupledqk.lab import speed
 from coupledqk.lab.cells import base_config, make_plan, with_needed
 from coupledqk.lab.estimates import Speeds, work
 from coupledqk.lab.experiment import load, names, parse
@@ -89,6 +90,16 @@ def test_every_experiment_says_what_it_would_train(name, scale, tmp_path, monkey
     shown = cost_summary(plan)
     assert all(label in shown for label in plan.labels)
     assert f"{len(with_needed(plan.cells))} runs to do" in shown
+
+
+def test_the_speed_of_a_run_is_taken_from_runs_with_the_same_scoring(monkeypatch):
+    cells = {cell.label: cell.config for cell in make_plan(load("ablation"), "mini").cells}
+    speeds = Speeds([])
+    speeds.measured.append((cells["standard"], 1e10))
+    assert speeds.hours(cells["hamiltonian"]) == pytest.approx(work(cells["hamiltonian"]) / 1e10 / 3600)
+    assert speeds.hours(cells["diff"]) is None
+    monkeypatch.setattr(speed, "training_speeds", lambda configs, *_, **__: {name: [9.0] for name in configs})
+    assert speeds.measure(cells["diff"]) > 100 * speeds.measure(cells["standard"])
 
 
 def test_only_a_language_model_is_charged_for_its_vocabulary():

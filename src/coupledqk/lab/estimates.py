@@ -12,7 +12,7 @@ from ..run_folder import RunFolder, find_runs
 from ..terminal import status
 
 SIMILAR = 8
-"""The speed of a run is taken from runs whose FLOPs per step differ by no more than this factor."""
+"""The speed of a run is taken from runs with the same scoring whose FLOPs per step differ by no more than this factor."""
 PROBE_TOKENS, PROBE_FLOPS = 4_096, 1e11
 """A speed is measured with batches of about this many tokens, or fewer if they would take more FLOPs."""
 
@@ -72,5 +72,7 @@ def paper_hours(config: RunConfig) -> float:
 
 
 def _similar(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two runs train at about the same number of FLOPs per second. The kind of scoring matters: differential attention
+    has many small operations that FLOPs do not count."""
     small, large = sorted(work(config) / config.train.steps for config in (one, other))
-    return large <= SIMILAR * small
+    return large <= SIMILAR * small and one.model.attention.scoring == other.model.attention.scoring
