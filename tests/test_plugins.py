@@ -1,7 +1,9 @@
 """Dynamics, scorings and variants from plugin files."""
 
 import dataclasses
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -278,6 +280,26 @@ def test_the_documented_example_trains_and_its_run_says_what_it_needs(tmp_path, 
     assert f"this run needs plugin {path} with SHA-256 {run.config.plugin.sha256}: pass --plugin {path}" in done.stderr
     done = subprocess.run([*here, "--plugin", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_runs_lists_the_others_and_says_which_plugin_a_run_needs(tmp_path, capsys):
+    path = plugin(tmp_path, EXAMPLE, "tug.py")
+    load_plugin(path)
+    for variant in ("euler", "tug"):
+        RunFolder(tmp_path / "runs" / variant).create(recipe("mini", variant))
+    main(["runs", str(tmp_path / "runs"), "--json"])
+    assert [row["seed"] for row in json.loads(capsys.readouterr().out)] == [0, 0]
+    plugins._paths.clear()
+    main(["runs", str(tmp_path / "runs"), "--json"])
+    euler, tug = json.loads(capsys.readouterr().out)
+    assert euler["attention"] == "euler"
+    assert tug == {"run": str(tmp_path / "runs/tug"), "status": "interrupted", "needs_plugin": str(path)}
+    for shown in ("euler", "tug"):  # the second time, it is the only run
+        main(["runs", str(tmp_path / "runs")])
+        said = capsys.readouterr().out
+        assert shown in said
+        assert f"--plugin {path}, unchanged since the run began" in said
+        shutil.rmtree(tmp_path / "runs/euler", ignore_errors=True)
 
 
 def test_workers_of_the_laboratory_load_the_plugin_and_refuse_a_changed_one(tmp_path, text):

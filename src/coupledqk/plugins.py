@@ -21,6 +21,10 @@ _loading: list["Plugin"] = []
 _added: list[tuple[MutableMapping[str, Any], str]] = []  # registered by the plugin that is being loaded
 
 
+class MissingPluginError(CoupledQKError):
+    """A configuration needs a plugin that this process has not loaded, or that has changed since."""
+
+
 @dataclass(frozen=True)
 class Plugin:
     """A plugin file that this process has loaded."""
@@ -35,11 +39,13 @@ class Plugin:
             return
         same_name = [sha256 for sha256, path in _paths.items() if Path(path).name == Path(self.path).name]
         if same_name:
-            raise CoupledQKError(
+            raise MissingPluginError(
                 f"plugin {self.path} has changed: this run began with SHA-256 {self.sha256}, and the file given has "
                 f"{same_name[0]}; restore the file, or start a new run"
             )
-        raise CoupledQKError(f"this run needs plugin {self.path} with SHA-256 {self.sha256}: pass --plugin {self.path}")
+        raise MissingPluginError(
+            f"this run needs plugin {self.path} with SHA-256 {self.sha256}: pass --plugin {self.path}"
+        )
 
 
 def load_plugin(path: str | Path) -> Plugin:

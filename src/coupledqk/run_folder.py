@@ -28,7 +28,8 @@ from . import lease
 from .config import DataConfig, RunConfig, RuntimeConfig, SentenceConfig, TrainConfig, identity, text_of
 from .errors import CoupledQKError
 from .files import FileError, file_errors, in_shell, is_temporary, make_folder, remove_leftovers, write_atomic
-from .schema import decode, flat, from_toml, leaves, to_toml
+from .plugins import MissingPluginError
+from .schema import decode, flat, from_toml, leaves, parse_toml, to_toml
 from .sealed import Log, log_lines, read_sealed_json, read_sealed_toml, write_json, write_toml
 from .variants import VARIANTS
 
@@ -79,7 +80,16 @@ class RunFolder:
         try:
             return from_toml(RunConfig, text)
         except CoupledQKError as error:
-            raise CoupledQKError(f"{self.path / 'config.toml'}: {error}") from None
+            raise type(error)(f"{self.path / 'config.toml'}: {error}") from None
+
+    @property
+    def missing_plugin(self) -> str | None:
+        """The file of the plugin that the configuration needs and this process has not loaded; None if there is none."""
+        try:
+            assert self.config
+        except MissingPluginError:
+            return parse_toml(read_sealed_toml(self.path / "config.toml"))["plugin"]["path"]
+        return None
 
     @property
     def info(self) -> dict[str, Any]:
