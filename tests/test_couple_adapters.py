@@ -74,6 +74,16 @@ def test_from_pretrained_arguments_reach_the_coupling(tmp_path: Path) -> None:
     assert model.config._attn_implementation == "eager"
 
 
+def test_transformers_report_on_the_weights_is_returned_on_request(tmp_path: Path) -> None:
+    model, ids = coupled(), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    loaded, info = load_coupled(tmp_path, output_loading_info=True)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert isinstance(load_coupled(tmp_path, output_loading_info=False), transformers.LlamaForCausalLM)
+
+
 def test_a_checkpoint_saved_after_loading_is_the_same(tmp_path: Path) -> None:
     model, ids = coupled(), tokens(2, 9)
     model.save_pretrained(tmp_path / "one")

@@ -5,7 +5,7 @@ import functools
 import warnings
 from collections.abc import Iterator
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -28,10 +28,21 @@ class LostCouplingWarning(UserWarning):
     """A coupled model was loaded without its coupling."""
 
 
-def load_coupled(folder: str | PathLike[str], *, verify: Verify = "auto", **kwargs: Any) -> "PreTrainedModel":
+@overload
+def load_coupled(
+    folder: str | PathLike[str], *, verify: Verify = ..., output_loading_info: Literal[False] = ..., **kwargs: Any
+) -> "PreTrainedModel": ...
+@overload
+def load_coupled(
+    folder: str | PathLike[str], *, verify: Verify = ..., output_loading_info: Literal[True], **kwargs: Any
+) -> tuple["PreTrainedModel", dict[str, Any]]: ...
+def load_coupled(
+    folder: str | PathLike[str], *, verify: Verify = "auto", output_loading_info: bool = False, **kwargs: Any
+) -> "PreTrainedModel | tuple[PreTrainedModel, dict[str, Any]]":
     """Loads a coupled model that `save_pretrained` has written, with its coupling, from a folder or from the hub.
 
-    `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, revision, ...
+    `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, revision, ... With `output_loading_info`,
+    transformers' report on missing and unexpected weights is returned beside the model.
     """
     require_transformers()
     from safetensors import SafetensorError
@@ -61,7 +72,7 @@ def load_coupled(folder: str | PathLike[str], *, verify: Verify = "auto", **kwar
     model.__class__ = kind
     _check_weights(model, dynamics, info["missing_keys"], folder)
     verify_attached(model, dynamics, verify)
-    return model
+    return (model, info) if output_loading_info else model
 
 
 def _check_weights(model: Any, dynamics: DynamicsConfig, missing: Any, folder: Any) -> None:
