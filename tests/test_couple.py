@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import importlib.metadata
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from couplable import built, coupled, fresh, logits, tiny_config, tokens, transformers, wake
 from coupledqk import VARIANTS, CoupledQKError, DynamicsConfig
+from coupledqk.coupling.adapters import load_coupling, save_coupling
 from coupledqk.coupling.couple import couple, uncouple
 from coupledqk.coupling.versions import require_transformers
 from coupledqk.dynamics import Dynamics
@@ -50,6 +52,18 @@ def test_every_dynamics_starts_as_the_identity_and_decodes(variant: str) -> None
     wake(model)
     assert not torch.allclose(logits(model, ids), logits(built("llama"), ids), atol=0.01)
     assert torch.equal(new_tokens(model), new_tokens(model, use_cache=False))
+
+
+@pytest.mark.parametrize("verify", ["auto", "always"])
+def test_a_model_coupled_in_inference_mode_can_be_trained(verify: Any, tmp_path: Path) -> None:
+    ids, models = tokens(2, 9), [fresh(), fresh()]
+    save_coupling(coupled(), tmp_path)
+    with torch.inference_mode():
+        couple(models[0], verify=verify)
+        load_coupling(models[1], tmp_path, verify=verify)
+    for model in models:
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert all(p.grad is not None for name, p in model.named_parameters() if ".coupling." in name)
 
 
 def test_a_long_pass_by_the_fused_dynamics_is_the_identity_too() -> None:

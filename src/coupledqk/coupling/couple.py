@@ -71,6 +71,7 @@ def attach_verified(
         raise
 
 
+@torch.inference_mode(False)
 def verify_attached(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify) -> None:
     from .verify import check_architecture, check_layer, is_quantized, needs_check
 
@@ -100,11 +101,12 @@ def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
     return dynamics if METHODS[dynamics.method].starts_as_identity else dataclasses.replace(dynamics, gate=True)
 
 
+@torch.inference_mode(False)
 def build_couplings(
     model: "PreTrainedModel", dynamics: DynamicsConfig, names: Sequence[str] | None = None
 ) -> dict[str, nn.Module]:
     """A coupling for each attention module, or for those given by name, in its dtype and on its device. They are not
-    attached."""
+    attached, and can be trained even if they are built inside `torch.inference_mode()`."""
     check_model(model)
     if model.config.model_type == "coupledqk":
         raise CoupledQKError(
