@@ -133,6 +133,20 @@ def test_chunks_through_a_static_cache_with_room_left_are_the_whole() -> None:
     torch.testing.assert_close(torch.cat(chunks, dim=1), ours(tokens))
 
 
+@pytest.mark.parametrize("kind", ["hamiltonian", "euler_gqa"])
+def test_tokens_that_do_not_fit_into_a_static_cache_are_refused_and_leave_it_as_it_is(kind) -> None:
+    ours, theirs = pair(kind)
+    tokens = random_tokens(2, 12)
+    cache = StaticCache(config=theirs.config, max_cache_len=8)
+    with pytest.raises(CoupledQKError, match="12 more tokens do not fit into a static cache of 8 with 0 in use"):
+        theirs(tokens, past_key_values=cache)
+    first = theirs(tokens[:, :6], past_key_values=cache).logits
+    with pytest.raises(CoupledQKError, match="of 8 with 6 in use: create it with a max_cache_len of at least 9"):
+        theirs(tokens[:, 6:9], past_key_values=cache)
+    second = theirs(tokens[:, 6:8], past_key_values=cache).logits
+    torch.testing.assert_close(torch.cat((first, second), dim=1), ours(tokens[:, :8]))
+
+
 def test_a_converted_model_has_weights_of_its_own() -> None:
     ours, theirs = pair()
     untied = to_transformers(ours, tie_word_embeddings=False)

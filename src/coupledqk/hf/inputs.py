@@ -42,6 +42,21 @@ def check_cache(cache: Cache | None, n_layers: int, batch: int, n_key_heads: int
         )
 
 
+def check_room(cache: Cache | None, T: int) -> None:
+    """Raises if T new tokens do not fit into a static cache, before any layer stores them."""
+    size = getattr(cache.layers[0], "max_cache_len", None) if cache is not None and cache.layers else None
+    if cache is None or size is None or torch.compiler.is_compiling():
+        return
+    past = cache.get_seq_length()
+    if isinstance(past, Tensor) and not past.is_cpu:  # reading it would wait for the device
+        return
+    if past + T > size:
+        raise CoupledQKError(
+            f"{T} more tokens do not fit into a static cache of {size} with {int(past)} in use: create it with a max_cache_len "
+            f"of at least {int(past) + T}, or use a DynamicCache"
+        )
+
+
 def refuse_filled(cache: Cache | None) -> None:
     """Training with gradient checkpointing uses no cache, and must not drop tokens that a given one contains."""
     if cache is not None and cache.get_seq_length() > 0:

@@ -42,7 +42,16 @@ from ..rope import Rope, rope_at
 from ..scoring import Softmax
 from ..values import FirstValues
 from .configuration import CoupledQKConfig
-from .inputs import check_additive, check_cache, check_labels, check_shapes, look_up, out_of_range, refuse_filled
+from .inputs import (
+    check_additive,
+    check_cache,
+    check_labels,
+    check_room,
+    check_shapes,
+    look_up,
+    out_of_range,
+    refuse_filled,
+)
 
 
 class LayerCache(KVCache):
@@ -209,6 +218,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         check_shapes(x, attention_mask, position_ids, past_key_values)
+        check_room(past_key_values, x.shape[1])
         mask = self._mask(x, attention_mask, position_ids, past_key_values)
         if kwargs.get("cache") is None:  # with a paged cache, the tokens are those of many sequences
             self._check_length(x.shape[1], past_key_values)
