@@ -268,6 +268,16 @@ def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
     assert (plan.out / "runs" / left_over[0]).is_dir()
 
 
+def test_seeds_that_were_added_are_not_left_out_in_silence(corpus):
+    experiment = parse("small", EXPERIMENT.replace("CORPUS", str(corpus)))
+    plain = make_plan(experiment, "mini", corpus.parent / "lab")
+    more = make_plan(experiment, "mini", corpus.parent / "lab", seeds=(7, 8), rows=("standard",))
+    run_queue(Queue.of([more]), Pretend(), Watch())
+    assert notes(more) == [note for note in notes(plain) if "one seed" in note]
+    (note,) = set(notes(plain)) - set(notes(more))
+    assert "left out now (standard: 7, 8); --seeds with --rows adds them" in note
+
+
 def test_one_seed_is_reported_as_too_few(corpus):
     two = EXPERIMENT.replace('seeds_of."standard, lr 1e+20" = [0]', "")
     assert notes(plan_of(corpus, two, seeds=(0, 1))) == []

@@ -15,7 +15,7 @@ from .machines import LOCAL, Machines
 from .outcomes import write_outcome
 from .overview import GridProgress, Silent
 from .profiles import measure_attention
-from .runner import Overview, Queue, run_queue, stale
+from .runner import Overview, Queue, left_out, run_queue, stale
 
 
 def run_experiment(
@@ -112,6 +112,11 @@ def notes(plan: Plan) -> list[str]:
         lines.append(
             f"{name}: its grid has changed since {plan.outcome} was written; these runs are no longer part of it and stay on "
             f"disk: {', '.join(old)}"
+        )
+    if more := left_out(plan):
+        rows = "; ".join(f"{label}: {', '.join(map(str, seeds))}" for label, seeds in more.items())
+        lines.append(
+            f"{name}: seeds that were trained before and are left out now ({rows}); --seeds with --rows adds them"
         )
     few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
     if few and plan.scale.claims:

@@ -174,11 +174,24 @@ def on_message(message: Message, queue: Queue, overview: Overview) -> None:
 
 def stale(plan: Plan) -> list[str]:
     """Names of runs in the last outcome of this experiment that are no longer in its grid. They are kept on disk."""
-    try:
-        earlier = report.read(plan.outcome).cells
-    except CoupledQKError:
-        return []  # there is no readable outcome yet
-    names = {cell.name for cell in plan.cells}
+    earlier, names = _last_cells(plan), {cell.name for cell in plan.cells}
     if isinstance(plan.scale, Scale) and (seeds := sorted({cell.seed for cell in earlier})):
         names |= {cell.name for cell in make_plan(plan.experiment, plan.scale_name, plan.out, seeds).cells}
     return [cell.name for cell in earlier if cell.name not in names and (plan.out / "runs" / cell.name).is_dir()]
+
+
+def left_out(plan: Plan) -> dict[str, list[int]]:
+    """Seeds with a finished run in the last outcome of this experiment that the plan does not contain, by label."""
+    found: dict[str, list[int]] = {}
+    for cell in _last_cells(plan):
+        same_row = [each.seed for each in plan.cells if each.label == cell.label]
+        if cell.status == "finished" and same_row and cell.seed not in same_row:
+            found.setdefault(cell.label, []).append(cell.seed)
+    return found
+
+
+def _last_cells(plan: Plan) -> Sequence[report.CellRecord]:
+    try:
+        return report.read(plan.outcome).cells
+    except CoupledQKError:
+        return ()  # there is no readable outcome yet
