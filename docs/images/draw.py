@@ -1,6 +1,6 @@
 """Draws figures of the documentation: python docs/images/draw.py [FOLDER]
 
-orbits.svg shows the dynamics, effects.svg the claims that the outcomes in results/lab tested.
+orbits.svg shows the dynamics, effects.svg the claims that the outcomes in results/lab tested, and ladder.svg the effect by model size.
 """
 
 import sys
@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from coupledqk import evolve
-from coupledqk.outcome import Outcome, read_all
+from coupledqk.outcome import Outcome, read, read_all
 from coupledqk.report.chart import Series, line_chart
 from coupledqk.report.claims_chart import claims_chart
+from coupledqk.report.ladder import ladder_panel
 
 RESULTS, ENOUGH = Path(__file__).parents[2] / "results" / "lab", 8
 STEPS, STEP_SIZE, START = 44, 0.3, (1.0, 0.0)
@@ -46,6 +47,8 @@ def draw(folder: Path) -> None:
     chart = line_chart(series, "query coordinate q", "key coordinate k", title=title)
     (folder / "orbits.svg").write_text(chart, "utf-8")
     (folder / "effects.svg").write_text(claims_chart(outcomes()) or "", "utf-8")
+    ladder = ladder_panel(read(RESULTS / "ladder-mini.json"))
+    (folder / "ladder.svg").write_text(ladder.svg() if ladder else "", "utf-8")
 
 
 if __name__ == "__main__":
