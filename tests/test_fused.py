@@ -5,12 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from conftest import TINY, double_randn, mlp_force, random_tokens, tiny_model
 from coupledqk import Attention, CoupledQKError, TransformerLM, evolve, rope_at
 from coupledqk.config import DynamicsConfig
-from coupledqk.dynamics import METHODS, Dynamics, LinearForce, MLPForce, fused, set_impl
+from coupledqk.dynamics import METHODS, Dynamics, LinearForce, MLPForce, fused, implementations, set_impl
 from coupledqk.dynamics.evolve import integrate
 from coupledqk.dynamics.fused import fused_dynamics, fused_dynamics_backward
 from coupledqk.dynamics.implementations import WORTH_FUSING, choose
@@ -369,6 +371,29 @@ def test_transformations_of_torch_func_use_the_reference():
     assert tangent.shape == q.shape
     with pytest.raises(CoupledQKError, match=r"does not work with the transformations of torch\.func"):
         torch.func.vmap(lambda q, k: evolve(q, k, 0.1, force, impl="fused"))(q[None], k[None])
+
+
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_forward_mode_differentiation_of_a_whole_model_gives_the_tangents(with_gradients, monkeypatch):
+    monkeypatch.setattr(implementations, "WORTH_FUSING", 0)
+    model, tokens = tiny_model("hamiltonian", positions="rope"), random_tokens(2, 8)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def logits(weights):
+        return torch.func.functional_call(model, weights, (tokens,))
+
+    with sdpa_kernel(SDPBackend.MATH):  # PyTorch's other kernel on CPUs has no forward mode
+        _, expected = torch.func.jvp(logits, (weights,), (weights,))
+        with torch.set_grad_enabled(with_gradients), forward_ad.dual_level():
+            moving = {name: forward_ad.make_dual(weight, weight) for name, weight in weights.items()}
+            tangent = forward_ad.unpack_dual(logits(moving)).tangent
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_forward_mode_differentiation_of_the_operator_is_refused_in_one_line():
+    q, k = double_randn(2, 1, 3, 2, 4)
+    with forward_ad.dual_level(), pytest.raises(CoupledQKError, match=r"'fused' does not work with .* forward-mode"):
+        evolve(forward_ad.make_dual(q, q), k, 0.1, mlp_force(4), impl="fused")
 
 
 def test_a_module_runs_backwards_whatever_its_impl():

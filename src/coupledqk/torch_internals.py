@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 
 def inside_torch_func() -> bool:
-    """Whether a transformation of torch.func (vmap, grad, jacrev) is active."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether a transformation of torch.func (vmap, grad, jacrev) or forward-mode differentiation is active."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def is_fake(x: Tensor) -> bool:

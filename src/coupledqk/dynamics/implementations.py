@@ -57,7 +57,7 @@ def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
     if inverse:
         return "inverse=True"
     if not torch.compiler.is_compiling() and inside_torch_func():
-        return "the transformations of torch.func"
+        return "the transformations of torch.func and forward-mode differentiation"
     return None
 
 
