@@ -291,6 +291,17 @@ def test_compiled_equals_eager_forward_and_backward(name, positions):
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+@pytest.mark.parametrize("name", ["standard", "hamiltonian", "euler_gqa", "diff"])
+def test_a_traced_model_is_the_model(name, positions):
+    model = tiny_model(name, positions=positions).eval()
+    with torch.no_grad():
+        traced = torch.jit.trace(model, random_tokens(2, 7))
+        tokens = random_tokens(2, 7)
+        torch.testing.assert_close(traced(tokens), model(tokens))
+
+
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_stays_near_full_precision(name, dtype):

@@ -19,7 +19,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """The attention output with scores q kᵀ · `scale`; `scale` is 1/√d by default."""
-    options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
+    grouped = bool(q.shape[2] != k.shape[2])  # under torch.jit.trace, sizes are tensors
+    options = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, d)
     if not needs_float32(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
