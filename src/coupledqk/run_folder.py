@@ -86,7 +86,7 @@ class RunFolder:
     def missing_plugin(self) -> str | None:
         """The file of the plugin that the configuration needs and this process has not loaded; None if there is none."""
         try:
-            assert self.config
+            _ = self.config
         except MissingPluginError:
             return parse_toml(read_sealed_toml(self.path / "config.toml"))["plugin"]["path"]
         return None

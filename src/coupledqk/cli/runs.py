@@ -4,10 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import in_shell
-from ..report.listing import run_record, runs_in, runs_table
-from ..run_folder import RunFolder
-from ..terminal import table
+from ..report.listing import plugins_table, run_record, runs_in, runs_table
 from .plugin import WithPlugin
 
 
@@ -35,13 +32,6 @@ class Runs(WithPlugin):
             unread = [{"run": str(run.path), "status": run.status, "needs_plugin": plugins[run]} for run in plugins]
             print(json.dumps([*map(run_record, runs), *unread], indent=2))
         elif found:
-            tables = [runs_table(runs)] * bool(runs) + [_needs_table(plugins)] * bool(plugins)
-            print("\n\n".join(tables))
+            print("\n\n".join(filter(None, [runs_table(runs), plugins_table(plugins)])))
         else:
             print(f"no runs below {', '.join(map(str, folders))}; `coupledqk train` creates one")
-
-
-def _needs_table(plugins: dict[RunFolder, str]) -> str:
-    """One row per run whose configuration cannot be read without its plugin."""
-    needs = {run: f"--plugin {in_shell(plugin)}, unchanged since the run began" for run, plugin in plugins.items()}
-    return table(["run", "status", "needs"], [[str(run.path), run.status, needs[run]] for run in plugins])

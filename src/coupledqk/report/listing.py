@@ -1,12 +1,13 @@
 """Runs as rows of a table for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..baselines import objection, read_baselines
 from ..config import identity
 from ..errors import CoupledQKError
+from ..files import in_shell
 from ..run_folder import RunFolder, find_runs, task_name, variant_name
 from ..terminal import table, wrapped
 
@@ -40,7 +41,9 @@ def run_record(run: RunFolder) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[RunFolder]) -> str:
-    """One row per run, finished or not, of any task."""
+    """One row per run, finished or not, of any task; empty if there are none."""
+    if not runs:
+        return ""
     keys = ("run", "attention", "seed", "status", "step")
     rows = []
     for run in runs:
@@ -49,6 +52,17 @@ def runs_table(runs: Sequence[RunFolder]) -> str:
         best = ", ".join(f"{each.name} {each.show(record[each.key])}" for each in measured)
         rows.append([*(str(record[key]) for key in keys), best])
     return table([*keys, "best validation"], rows)
+
+
+def plugins_table(plugins: Mapping[RunFolder, str]) -> str:
+    """One row per run whose configuration cannot be read without its plugin, a file; empty if there are none."""
+    if not plugins:
+        return ""
+    rows = [
+        [str(run.path), run.status, f"--plugin {in_shell(file)}, unchanged since the run began"]
+        for run, file in plugins.items()
+    ]
+    return table(["run", "status", "needs"], rows)
 
 
 def results_table(runs: Sequence[RunFolder]) -> str:
