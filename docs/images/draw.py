@@ -1,6 +1,7 @@
 """Draws figures of the documentation: python docs/images/draw.py [FOLDER]
 
-orbits.svg shows the dynamics, effects.svg the claims that the outcomes in results/lab tested, and ladder.svg the effect by model size.
+orbits.svg shows the dynamics, effects.svg the claims that the outcomes in results/lab tested, and ladder.svg the effect by
+model size.
 """
 
 import sys
