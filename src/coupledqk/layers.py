@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .errors import CoupledQKError
 from .initial import INIT_STD, Normal, global_normal
 from .linear import Linear, is_single_row
-from .torch_internals import again, inside_torch_func
+from .torch_internals import again, is_transformed
 
 RMS_EPS = 1e-6
 
@@ -48,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def can_be_lean() -> bool:
     """Whether lean implementations can be used. torch.compile fuses the plain definitions, and torch.func requires them."""
-    return not torch.compiler.is_compiling() and not inside_torch_func()
+    return not torch.compiler.is_compiling() and not is_transformed()
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import CoupledQKError, unknown
-from .torch_internals import again, autocasts, inside_torch_func, is_fake
+from .torch_internals import again, autocasts, is_fake, is_transformed
 
 IGNORED = -100
 """Targets with this value are ignored."""
@@ -37,7 +37,7 @@ def linear_cross_entropy(
         raise unknown("reduction", reduction, ("mean", "sum"))
     if targets.dtype not in (torch.int32, torch.int64):
         raise CoupledQKError(f"targets of dtype {targets.dtype}: expected token ids as int64 or int32")
-    if inside_torch_func():
+    if is_transformed():
         return plain_loss(x, weight, targets.long(), reduction)
     dtype = torch.get_autocast_dtype(x.device.type) if autocasts(x.device) else x.dtype
     needs_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)

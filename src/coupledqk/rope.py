@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .config import check_rope_width
 from .errors import CoupledQKError
-from .torch_internals import inside_torch_func
+from .torch_internals import is_transformed
 
 THETA = 10_000.0
 
@@ -77,7 +77,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _needs_plain() -> bool:
-    return torch.compiler.is_compiling() or inside_torch_func()
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def rotate_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-def inside_torch_func() -> bool:
+def is_transformed() -> bool:
     """Whether a transformation of torch.func (vmap, grad, jacrev) or forward-mode differentiation is active."""
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..config import LARGEST_STEP_SIZE
 from ..errors import CoupledQKError, unknown
-from ..torch_internals import inside_torch_func
+from ..torch_internals import is_transformed
 from .forces import Force
 from .grouping import group_heads, ungroup_heads
 from .implementations import choose, integrate_fast
@@ -125,7 +125,7 @@ def _check(q: Tensor, k: Tensor, dt: Tensor | float, n_steps: int, method: str, 
             f"dt of shape {tuple(dt.shape)}: expected a number or one step size for each of the {k.shape[axis]} key heads"
         )
     # a tensor on an accelerator is not read, which would wait for the device; inside vmap a tensor has no values to read
-    readable = not isinstance(dt, Tensor) or (dt.device.type == "cpu" and not inside_torch_func())
+    readable = not isinstance(dt, Tensor) or (dt.device.type == "cpu" and not is_transformed())
     readable = readable and not torch.compiler.is_compiling()
     if readable and not bool((torch.as_tensor(dt) > 0).all()):
         raise CoupledQKError(f"dt={dt}: expected greater than 0; to run backwards set inverse=True")

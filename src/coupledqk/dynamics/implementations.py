@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import CoupledQKError, unknown
 from ..rope import Rope
-from ..torch_internals import has_forward_hooks, inside_torch_func
+from ..torch_internals import has_forward_hooks, is_transformed
 from . import few_tokens
 from .forces import Force, MLPForce
 from .fused import fused_dynamics
@@ -56,7 +56,7 @@ def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
         return f"method {method!r} (it needs one of {', '.join(name for name, m in METHODS.items() if m.moves)})"
     if inverse:
         return "inverse=True"
-    if not torch.compiler.is_compiling() and inside_torch_func():
+    if not torch.compiler.is_compiling() and is_transformed():
         return "the transformations of torch.func and forward-mode differentiation"
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..torch_internals import autocasts, inside_torch_func
+from ..torch_internals import autocasts, is_transformed
 
 ROWS = 64  # queries in a block
 CHUNK = 1 << 18  # size of one map of a block
@@ -20,7 +20,7 @@ WORTH_BLOCKS = 128  # the flash kernel is faster with fewer queries, as in decod
 
 def worth_blocks(q: Tensor, mask: Tensor | None) -> bool:
     """Whether this implementation supports the input and is faster for it."""
-    if mask is not None or torch.compiler.is_compiling() or inside_torch_func():
+    if mask is not None or torch.compiler.is_compiling() or is_transformed():
         return False
     whole = q.dtype in (torch.float32, torch.float64) and not autocasts(q.device)
     return q.is_cpu and whole and q.shape[1] >= WORTH_BLOCKS
