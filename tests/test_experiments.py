@@ -167,7 +167,7 @@ def test_grids_expand_as_the_paper_says():
         for cell in steps
         if "time 0.3" in cell.label
     ]
-    assert times == pytest.approx([0.3] * 9, abs=1e-4)
+    assert times == pytest.approx([0.3] * 12, abs=1e-4)
     corpora = make_plan(load("corpus"), "mini").cells
     assert {cell.config.task.max_tokens for cell in corpora} == {1_690_000}  # pyright: ignore[reportAttributeAccessIssue]
     assert {cell.config.task.tokenizer for cell in corpora} == {"bpe:1024@openwebtext"}  # pyright: ignore[reportAttributeAccessIssue]
