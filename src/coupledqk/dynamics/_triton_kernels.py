@@ -1,24 +1,26 @@
-"""The two Triton kernels: a program holds some tokens of one key head with their queries, and W₁ and W₂, on chip for all steps.
+"""The forward and backward Triton kernels.
 
-A method is a run of blocks with one evaluation of the force in each (`Blocks` in triton.py, from the moves of its record):
+Each program keeps some tokens of one key head, their queries, W₁ and W₂ on chip for all steps.
 
-    DRIFT_FIRST     q ← q + dt · k, then k ← k + dt · f(q) of the old q     Euler
+A method is a sequence of blocks with one evaluation of the force each (`Blocks` in triton.py, from the moves of its record):
+
+    DRIFT_FIRST     q ← q + dt · k, then k ← k + dt · f(q) with the old q   Euler
     otherwise       k ← k + dt · f(q), then q ← q + dt · k                  leapfrog, semi-implicit Euler
 
 Only the first and the last block may contain less than a whole kick, and only the last may lack its drift.
 
-With REBUILD the backward kernel starts from the outputs and undoes one block after the other. Otherwise it runs from the
-inputs to each block anew, which is about n²/2 more evaluations of f: for a few steps, on chip, cheaper than memory. Either
-way nothing of the trajectory is stored. It sums the gradients of the weights and of dt over its tokens into a slot of its
-own: no atomics, the same bits every time.
+With REBUILD the backward kernel starts from the outputs and undoes the blocks one by one. Otherwise it recomputes the input
+of each block from the inputs, which takes about n²/2 more evaluations of f; for a few steps, on chip, this is cheaper than
+reading stored values. The trajectory is never stored. Each program sums the gradients of the weights and of dt over its
+tokens into its own slot, without atomics, so that the result is deterministic.
 
-The G queries of a group are padded to GROUP, a power of two, and the width d to D; what is padded is 0 and stays 0.
+The G queries of a group are padded to GROUP, a power of two, and the width d to D; padding does not contribute to results.
 """
 # Branches on constexpr values are resolved when a kernel is compiled, so that no variable is unbound.
 # pyright: reportPossiblyUnboundVariable=false
 
 # pyright: reportArgumentType=false
-# A kernel is not Python: Triton makes a constexpr of a literal by itself.
+# Triton converts literals to constexpr when it compiles a kernel.
 
 import triton
 import triton.language as tl
@@ -150,7 +152,7 @@ def hidden(q, w1, TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr):
     """silu(W₁ q) and its slope."""
     a = times(q, tl.trans(w1), w1.dtype)
     s = tl.sigmoid(a)
-    if GROUP != G:  # a padded query drifts like the others, and must neither push nor pull
+    if GROUP != G:  # padded queries drift like the others but must exert no force
         s = tl.where((tl.arange(0, TOKENS * GROUP) % GROUP < G)[:, None], s, 0.0)
     h = a * s
     return h, s + h * (1.0 - s)
@@ -181,7 +183,7 @@ def tile(
     ptr, first, head, n_tokens, token_stride, head_stride,
     TOKENS: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Places and mask of (TOKENS · GROUP, D) numbers: the queries of `TOKENS` tokens in a group, or with G = 1 their keys."""
+    """Pointers and mask of a (TOKENS · GROUP, D) tile: the queries of `TOKENS` tokens in a group, or with G = 1 their keys."""
     row, column = tl.arange(0, TOKENS * GROUP), tl.arange(0, D)
     token, member = first + row // GROUP, row % GROUP
     start = token.to(tl.int64) * token_stride + (head * G + member) * head_stride

@@ -39,7 +39,7 @@ def affine_inverse(q: Tensor, k: Tensor, on_key: ScaleAndShift, on_query: ScaleA
 
 
 class ScaleShiftNet(nn.Module):
-    """The map x ↦ (s, t), both with the width of x: tanh and identity of the two halves of a d → d → 2d MLP's output."""
+    """The map x ↦ (s, t): the output of a d → d → 2d MLP, split into two halves of width d, with tanh applied to s."""
 
     def __init__(self, d: int, std: float) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ def _check(q: Tensor, k: Tensor, dt: Tensor | float, n_steps: int, method: str, 
         raise CoupledQKError(
             f"dt of shape {tuple(dt.shape)}: expected a number or one step size for each of the {k.shape[axis]} key heads"
         )
-    # a tensor on an accelerator is not read, which would wait for the device; inside vmap a tensor has no values to read
+    # reading a tensor on an accelerator would synchronise with the device; inside vmap a tensor has no values to read
     readable = not isinstance(dt, Tensor) or (dt.device.type == "cpu" and not is_transformed())
     readable = readable and not torch.compiler.is_compiling()
     if readable and not bool((torch.as_tensor(dt) > 0).all()):

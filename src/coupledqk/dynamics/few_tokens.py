@@ -20,7 +20,7 @@ def obstacle_of(q: Tensor, k: Tensor, dt: Tensor | float) -> str | None:
         return "gradients enabled (use torch.no_grad() or torch.inference_mode())"
     if torch.compiler.is_compiling():
         return "torch.compile"
-    if autocasts(q.device):  # which would round the sums of a product
+    if autocasts(q.device):  # autocast would round the sums of a product
         return "autocast"
     if not (q.dtype == k.dtype == torch.float32) or (isinstance(dt, Tensor) and dt.dtype != torch.float32):
         return f"q in {q.dtype} and k in {k.dtype} (it needs q, k and dt in float32)"

@@ -36,7 +36,7 @@ class MLPForce(nn.Module):
 
 class LinearForce(nn.Module):
     """f(q) = W q. The map is linear: unless queries and keys are normalised before it, it can be folded into W_q and W_k, and
-    represents the functions of standard attention."""
+    represents the same functions as standard attention."""
 
     matrices: ClassVar = 1
 
@@ -54,7 +54,7 @@ class LinearForce(nn.Module):
 
 
 class PotentialForce(nn.Module):
-    """f = −∇V of the potential V(q) = Σ cᵢ log cosh((Wq)ᵢ), W of 2d × d: leapfrog becomes truly symplectic."""
+    """f = −∇V of the potential V(q) = Σ cᵢ log cosh((Wq)ᵢ) with a 2d × d matrix W, which makes leapfrog symplectic."""
 
     matrices: ClassVar = 4
 

@@ -122,12 +122,12 @@ class Read(NamedTuple):
 
     move: str
     x: Tensor
-    slope: Tensor  # of silu at W₁ q; used by a force alone
+    slope: Tensor  # derivative of silu at W₁ q; used only by a force
 
 
 def rebuilds(q: Tensor, k: Tensor, n_steps: int, method: str) -> bool:
-    """Whether the backward pass starts from the outputs, which must have the precision of the sums, with moves that can be
-    undone.
+    """Whether the backward pass starts from the outputs, which requires outputs in the precision of the sums and moves that
+    can be undone.
 
     Outputs in half precision are rounded, and inputs reconstructed from them would be less accurate than the reference. The
     same holds for many steps with a strong force: the error was up to 8 units of rounding after 8 steps, 30 after 16.
@@ -215,13 +215,13 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def empty_by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for an x of (B, T, H, d), laid out head by head."""
+    """An uninitialised tensor of the shape (B, T, H, d) of x, laid out head by head."""
     B, T, H, d = x.shape
     return x.new_empty(H, B, T, d, dtype=dtype).permute(1, 2, 0, 3)
 
 
 def empty_by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory that is written once, laid out as projections are."""
+    """An uninitialised tensor of the shape (B, T, H, d) of x, laid out token by token, like the output of a projection."""
     return x.new_empty(x.shape, dtype=dtype)
 
 

@@ -26,10 +26,10 @@ from .operators import SHARE, Scratch, Weights, by_group, sum_groups
 
 
 class Path(NamedTuple):
-    """What the replay of the moves keeps."""
+    """The values that the replay of the moves saves for the gradients."""
 
     reads: list[tuple[str, Tensor | None]]
-    """Each move with what its gradient needs: the slope of silu for a force, S for a drift (None before the first kick)."""
+    """Each move with the tensor for its gradient: the slope of silu for a force, S for a drift (None before the first kick)."""
     kicks: Tensor  # S after the last move
     drifts: Tensor | None  # R after the last move; None if q has drifted with k₀ alone
 
@@ -39,7 +39,7 @@ def run(
 ) -> None:
     u, w, feedback = _start(weights, moves, scratch, q, k)
     h, total, drifted = k, None, None
-    layers, moved = cycle((scratch.like(q), scratch.like(q))), scratch.like(k)  # S is in the layer before
+    layers, moved = cycle((scratch.like(q), scratch.like(q))), scratch.like(k)  # two in turn: S is in the previous one
     for i, move in enumerate(moves):
         if move == "force":
             h = sum_groups(torch.ops.aten.silu.out(u, out=next(layers)), len(k))
@@ -103,7 +103,7 @@ def undo(
     grad_u, grad_w = _undo_moves(path, weights, sums, scratch, pull, grad_k)
     sums.w1.baddbmm_(grad_u.mT, q)
     torch.baddbmm(grad_q, grad_u, weights.w1, out=new_q)
-    if grad_w is not None:  # not yet multiplied by dt
+    if grad_w is not None:  # grad_w is not yet multiplied by dt
         new_k.baddbmm_(grad_w, weights.dt * weights.w1[:n_keys])
         product = torch.bmm(grad_w.mT, k)
         sums.dt.add_((product * weights.w1[:n_keys]).sum((1, 2), keepdim=True))
@@ -116,7 +116,7 @@ def _undo_moves(
     """The gradients of the first u, and of w divided by dt; None if no force comes after a drift."""
     n_keys, feedback = len(grad_k), torch.bmm(weights.w1[: len(grad_k)], weights.kick)
     sums.kick.baddbmm_(grad_k.mT, path.kicks)
-    totals = cycle((scratch.like(grad_k), scratch.like(grad_k)))  # the gradient of h is in the one before
+    totals = cycle((scratch.like(grad_k), scratch.like(grad_k)))  # two in turn: grad_h is the previous one
     grad_total = torch.bmm(grad_k, weights.kick, out=next(totals))
     grad_drifted = pull if path.drifts is None else _undo_drifts(path.drifts, weights, sums, scratch, pull)
     grad_feedback = torch.zeros_like(feedback)

@@ -4,7 +4,7 @@ reference    the method files: any method, any force, every transformation of Py
 fused        one operator with a hand-written backward: methods that are a list of moves, with the MLP force (fused.py)
 few_tokens   the same moves in the fewest calls, without gradients: decoding (few_tokens.py)
 triton       one GPU kernel each way: the same, on chip (triton.py)
-auto         the fastest that results in benchmarks/ have timed on such a device at such a size
+auto         the fastest one for the device and the size, according to the results in benchmarks/
 """
 
 import torch
@@ -31,7 +31,7 @@ def choose(
     """`impl` with "auto" resolved, which does not depend on the values of q."""
     obstacle = obstacle_of(force, method, inverse)
     if impl == "auto":
-        if obstacle or not q.is_cpu:  # nothing has been timed on other devices
+        if obstacle or not q.is_cpu:  # there are no measurements on other devices
             return "reference"
         if q.numel() < WORTH_FUSING:
             return "reference" if few_tokens.obstacle_of(q, k, dt) else "few_tokens"
@@ -50,7 +50,7 @@ def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
     """Why no fast implementation can be used; None if one can."""
     if not isinstance(force, MLPForce) or type(force).forward is not MLPForce.forward:
         return f"{getattr(force, '__name__', type(force).__name__)} as force (it needs an MLPForce)"
-    if has_forward_hooks(force) or "forward" in vars(force):  # accelerate replaces it, to bring offloaded weights back
+    if has_forward_hooks(force) or "forward" in vars(force):  # accelerate replaces it to reload offloaded weights
         return "hooks on the force, which it never calls"
     if METHODS[method].moves is None:
         return f"method {method!r} (it needs one of {', '.join(name for name, m in METHODS.items() if m.moves)})"
@@ -71,7 +71,7 @@ def integrate_fast(
     method: str,
     rope: Rope | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q (B, T, H, d) and k (B, T, H_kv, d), by "fused", "few_tokens" or "triton"; `rope` not by "few_tokens"."""
+    """Evolves q (B, T, H, d) and k (B, T, H_kv, d) with "fused", "few_tokens" (no `rope`) or "triton"."""
     assert isinstance(force, MLPForce)
     if impl == "few_tokens":
         assert rope is None

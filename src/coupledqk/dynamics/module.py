@@ -39,7 +39,7 @@ class Dynamics(nn.Module):
             nn.init.zeros_(self.gate)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Raises for a tau whose dt = exp(tau) is too large for a step size, which indicates damage or divergence."""
+        """Reports an error if dt = exp(tau) is too large for a step size: the file is damaged or the training diverged."""
         *_, errors = others
         tau = state_dict.get(f"{prefix}tau")
         if isinstance(tau, Tensor) and not tau.is_meta and not bool((tau <= math.log(LARGEST_STEP_SIZE)).all()):

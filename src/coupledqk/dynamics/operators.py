@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     """The factors of the moves, in the dtype of the sums."""
 
     dt: Tensor  # (H_kv, 1, 1)
-    w1: Tensor  # (H, d, d), H times the same
+    w1: Tensor  # (H, d, d): W₁, the same for all heads
     kick: Tensor  # (H_kv, d, d): dt/G · W₂
 
     def at(self, heads: slice, key_heads: slice) -> "Weights":

@@ -22,11 +22,11 @@ from .methods import moves_of
 from .operators import SHARE, set_backward
 
 MAX_WIDTH = 128
-# Bytes of shared memory that a program may have, by compute capability.
+# Maximum shared memory of a program in bytes, by compute capability.
 SHARED_MEMORY = {75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 
-# A compiled graph is found again by the names of its operators, so one that saves something else needs another name.
+# The compiler caches graphs by the names of their operators, so an operator that saves other tensors needs a new name.
 @torch.library.custom_op("coupledqk::triton_rotated_dynamics", mutates_args=())
 def triton_dynamics(
     q: Tensor,
@@ -70,7 +70,7 @@ def triton_dynamics_backward(
     n_steps: int,
     method: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q and k are what the forward pass saved: its outputs if it `rebuilds` the inputs from them, else its inputs."""
+    """q and k are the tensors saved by the forward pass: its outputs if the moves can be undone, otherwise its inputs."""
     rebuilding = rebuilds(q, k, n_steps, method)
     if cos is not None and sin is not None:
         grad_q, grad_k = rotate(grad_q, cos, -sin), rotate(grad_k, cos, -sin)
@@ -111,7 +111,7 @@ def _interpreting() -> bool:
 
 
 def _kernels_for(q: Tensor, k: Tensor) -> Any:
-    """The kernels, if they can run on q and k."""
+    """The kernels. Raises an error if they do not support q and k."""
     kernels = _kernels()
     if not q.is_cuda and not _interpreting():
         raise CoupledQKError(f"impl='triton' runs on CUDA devices, not on {q.device}: set impl to 'auto' or 'fused'")
@@ -126,13 +126,13 @@ def _kernels_for(q: Tensor, k: Tensor) -> Any:
 
 
 def _product_dtype(q: Tensor) -> torch.dtype:
-    # Before capability 8.0 Triton has no products of half precision, and its interpreter none of bfloat16.
+    # Triton supports half-precision products from compute capability 8.0; its interpreter does not support bfloat16 products.
     wide = torch.cuda.get_device_capability(q.device) < (8, 0) if q.is_cuda else q.dtype == torch.bfloat16
     return torch.float32 if wide else q.dtype
 
 
 class Blocks(NamedTuple):
-    """A method as the kernels run it: blocks of one force, a kick and a drift; whole ones but at the ends."""
+    """A method as a sequence of blocks of one force, a kick and a drift; only the first and the last may be partial."""
 
     number: int
     drift_first: bool
@@ -167,7 +167,7 @@ def _written_out(blocks: Blocks) -> list[str]:
 
 def _constants(group_size: int, d: int, blocks: Blocks, dtype: torch.dtype) -> dict[str, Any]:
     width, group = max(16, _power_of_2(d)), _power_of_2(group_size)
-    # The most queries at once that fit in the registers, and at least the 16 rows of a product for the keys.
+    # As many queries as fit in the registers, but at least 16 tokens, the minimum number of rows of a product.
     rows = 32 if width * dtype.itemsize <= 128 else 16
     sizes = {"TOKENS": max(16, rows // group), "G": group_size, "GROUP": group, "d": d, "D": width}
     shares = {name.upper(): value for name, value in blocks._asdict().items() if name != "number"}
@@ -175,7 +175,7 @@ def _constants(group_size: int, d: int, blocks: Blocks, dtype: torch.dtype) -> d
 
 
 def _by_token(x: Tensor) -> Tensor:
-    """(B, T, H, d) to (B·T, H, d) with neighbouring coordinates side by side."""
+    """Reshapes (B, T, H, d) to (B·T, H, d) with a contiguous last dimension."""
     x = x.flatten(0, 1)
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -227,10 +227,10 @@ def compile_report(
     head_dims: Sequence[int] = (32, 64, 128),
     dtypes: Sequence[torch.dtype] = (torch.float16, torch.bfloat16, torch.float32),
 ) -> list[dict[str, Any]]:
-    """What the kernels need of each kind of GPU, as the compiler finds it; no GPU is used.
+    """Resource requirements of the kernels on each kind of GPU, as reported by the compiler; no GPU is used.
 
-    Registers and `spills`, in bytes, are per thread; `fits` says whether the GPU has the shared memory. Below capability
-    8.0 there are products in float32 alone.
+    Registers and `spills`, in bytes, are per thread; `fits` is whether the GPU has enough shared memory. Below capability
+    8.0 only float32 is compiled.
     """
     kernels = _kernels()
     if _interpreting():
@@ -251,7 +251,7 @@ def _needs(capability: int, d: int, dtype: torch.dtype, kernel: Any) -> dict[str
     constants = _constants(group_size=1, d=d, blocks=as_blocks(moves_of("leapfrog", 3), "leapfrog"), dtype=dtype)
     options = {option: constants.pop(option) for option in ("num_warps", "num_stages")}
     if "REBUILD" in kernel.arg_names:
-        constants["REBUILD"] = dtype == torch.float32  # as `rebuilds` decides for three steps
+        constants["REBUILD"] = dtype == torch.float32  # the value of `rebuilds` for three steps
     kinds = {name: "constexpr" if name in constants else _kind(name, dtype) for name in kernel.arg_names}
     # Memory from PyTorch is aligned, and so are the strides at these widths.
     aligned = {

@@ -27,7 +27,7 @@ def worth_blocks(q: Tensor, mask: Tensor | None) -> bool:
 
 
 def attend_difference(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
-    """(B, T, H, 2d) from q (B, T, 2H, d), k and v (B, S, 2H_kv, d), and lam, one for each head or one for all."""
+    """The output (B, T, H, 2d) from q (B, T, 2H, d), k and v (B, S, 2H_kv, d), and λ, one per head or one for all."""
     key_heads = k.shape[2] // 2
     q = q.unflatten(2, (2, key_heads, -1)).permute(0, 2, 3, 4, 1, 5)
     k = k.unflatten(2, (2, key_heads)).permute(0, 2, 3, 1, 4)
@@ -56,7 +56,7 @@ class _AttendDifference(torch.autograd.Function):
         q, k, v, lam = ctx.saved_tensors
         B, _, heads, group, T, d = q.shape
         grad_q = q.new_empty(B, T, 2, heads, group, d).permute(0, 2, 3, 4, 1, 5)
-        shares = torch.stack((torch.ones_like(lam), -lam))  # of the two maps in their sum
+        shares = torch.stack((torch.ones_like(lam), -lam))  # coefficients of the two maps
         grad_k, grad_v, grad_shares = (x.new_zeros(x.shape) for x in (k, v, shares))
         for b, h, t, s in blocks(q, k, ctx.causal):
             grad = grads[0][b, h, :, t]

@@ -5,7 +5,7 @@ head's value is the concatenation of the pair's. By linearity A₁V − λA₂V 
 second with the halves of v exchanged; q, k and v then have the same width, as the CPU's flash kernel requires. For long
 sequences on a CPU, `blocks.py` computes the maps only once.
 
-Two flavours of λ, both around λ_init = 0.8 − 0.6 exp(−0.3 ℓ) in layer ℓ, counted from 0:
+There are two flavours of λ, both based on λ_init = 0.8 − 0.6 exp(−0.3 ℓ) in layer ℓ, counted from 0:
 
     paper       one learned scalar per head, initially λ_init
     official    exp(λ_q1 · λ_k1) − exp(λ_q2 · λ_k2) + λ_init, vectors shared by the heads (Ye et al., 2025)
@@ -89,7 +89,7 @@ class Differential(nn.Module):
         causal: bool = False,
         x: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The same output by the definition, and the weights."""
+        """The output, computed from the definition, and the weights."""
         weights = self.weights(q, k, mask, causal)
         v = torch.cat(v.chunk(2, dim=2), dim=-1)  # (B, S, H_kv, 2 · width)
         v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2)

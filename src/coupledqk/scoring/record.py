@@ -16,6 +16,6 @@ class Scoring:
     products: Callable[[float, int], float]
     """Function that returns the multiply-adds per head and token from the number of keys and the width of a query."""
     gates: int = 0
-    """Number of values per head that it projects from the token's input x."""
+    """Number of values per head that the scoring projects from the token's input x."""
     signed: bool = False
     """Whether its weights can be negative."""

@@ -82,7 +82,7 @@ class Softmax(nn.Module):
         causal: bool = False,
         x: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The same output by the definition, and the weights."""
+        """The output, computed from the definition, and the weights."""
         weights = self.weights(q, k, mask, causal, x)
         v = v.repeat_interleave(weights.shape[1] // v.shape[2], dim=2)
         return torch.einsum("bhts,bshd->bthd", weights, v), weights
