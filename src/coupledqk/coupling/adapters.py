@@ -73,7 +73,7 @@ def merge_coupling(model: "PreTrainedModel") -> NoReturn:
 
 
 def _find(folder: Any, name: str, hub_options: dict[str, Any]) -> Path:
-    """The file in a local folder, or fetched from the hub."""
+    """Path of the file in a local folder, or of its download from the hub."""
     if not Path(folder).is_dir():
         from transformers.utils.hub import cached_file
 
@@ -106,13 +106,13 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _current(coupling: Any) -> nn.Module:
-    """The coupling, or the one that PEFT trains in its place with `modules_to_save`."""
+    """The coupling, or the copy of it that PEFT trains if it is in `modules_to_save`."""
     trained = getattr(coupling, "modules_to_save", None)
     return coupling if trained is None else trained[coupling.active_adapters[0]]
 
 
 def _tensors(couplings: dict[str, nn.Module]) -> dict[str, Tensor]:
-    """The settings have a file of their own."""
+    """Tensors of the couplings by name, without their settings, which are stored in a separate file."""
     return {
         f"{layer}.coupling.{name}": tensor
         for layer, coupling in couplings.items()
@@ -122,7 +122,7 @@ def _tensors(couplings: dict[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def _state_dict(coupling: nn.Module) -> dict[str, Tensor]:
-    """Also of a coupling whose weights accelerate has offloaded."""
+    """The state dict of a coupling. Weights offloaded by accelerate are loaded."""
     if not any(parameter.is_meta for parameter in coupling.parameters()):
         return coupling.state_dict()
     from accelerate.utils import align_module_device

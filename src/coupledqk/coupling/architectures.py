@@ -47,7 +47,7 @@ def tower(model: "PreTrainedModel") -> "PreTrainedModel":
 
 
 def attention_modules(model: "PreTrainedModel", names: Sequence[str] | None = None) -> dict[str, nn.Module]:
-    """Every softmax attention module by name, or those with the given names. Raises unless all of them can be coupled.
+    """Every softmax attention module by name, or those with the given names. Raises an error unless all of them can be coupled.
 
     Linear-attention and state-space layers have no attention scores; they are not changed.
     """
@@ -75,12 +75,12 @@ def attention_modules(model: "PreTrainedModel", names: Sequence[str] | None = No
 
 def is_verified(module: nn.Module) -> bool:
     kind = module.uncoupled_class if isinstance(module, CoupledModule) else type(module)
-    homes = (kind.__module__, kind.forward.__module__)  # another library may have replaced the forward of the class
+    homes = (kind.__module__, kind.forward.__module__)  # another library may have replaced `forward`
     return all(home.startswith("transformers.models.") for home in homes) and kind.__name__ in VERIFIED
 
 
 def _is_softmax_attention(module: nn.Module) -> bool:
-    """By its class's name; a module that only wraps another one, as BertAttention does, is not meant."""
+    """Whether the class name is that of softmax attention. Wrappers of attention modules, like BertAttention, are not."""
     inner = (child for child in module.modules() if child is not module)
     name = type(module).__name__
     return bool(_ATTENTION.search(name)) and not _LINEAR.search(name) and not any(map(_is_named_attention, inner))
@@ -121,7 +121,7 @@ def head_shape(module: Any) -> tuple[int, int]:
         names = ("num_key_value_heads", "num_kv_heads", "kv_heads")
         key_heads = _first(module, *names) or _first(config, names[0]) or heads
     if not isinstance(width, int) or not isinstance(key_heads, int):
-        raise InsertionError("does not say how many heads it has and how wide they are")
+        raise InsertionError("does not define the number and the width of its heads")
     return width, key_heads
 
 
@@ -130,7 +130,7 @@ def _first(owner: Any, *names: str) -> Any:
     for name in names:
         try:
             value = getattr(owner, name, None)
-        except RuntimeError:  # a setting of each layer, in configurations whose layers differ
+        except RuntimeError:  # raised if the setting differs between layers
             continue
         if value is not None:
             return value

@@ -42,7 +42,7 @@ def load_coupled(
     """Loads a coupled model that `save_pretrained` has written, with its coupling, from a folder or from the hub.
 
     `kwargs` are those of `from_pretrained`: dtype, device_map, attn_implementation, revision, ... With `output_loading_info`,
-    transformers' report on missing and unexpected weights is returned beside the model.
+    transformers' report on missing and unexpected weights is returned together with the model.
     """
     require_transformers()
     from safetensors import SafetensorError
@@ -51,7 +51,7 @@ def load_coupled(
     dynamics = from_table(table, f"{folder}: config.json")
     names = decode(tuple[str, ...] | None, table.get("modules"), f"{folder}: config.json: {MARK}.modules")
 
-    # Coupled as soon as it is built, the model takes the coupling's weights from the files like any others.
+    # The model is coupled when it is built, so that from_pretrained loads the coupling's weights like any others.
     def build_coupled(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
         attach(self, build_couplings(self, dynamics, names), dynamics)
@@ -90,7 +90,7 @@ def _check_weights(model: Any, dynamics: DynamicsConfig, missing: Any, folder: A
 
 
 def _read_config(folder: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model's class and the table of its coupling, by config.json."""
+    """The model's class and the table of its coupling, read from config.json."""
     import transformers
 
     options = {name: options[name] for name in HUB_OPTIONS if name in options}
@@ -104,7 +104,7 @@ def _read_config(folder: Any, options: dict[str, Any]) -> tuple[Any, dict[str, A
         )
     if MARK not in config:
         raise CoupledQKError(
-            f"{folder} is not of a coupled model: load it with from_pretrained, and call couple(model) to couple it"
+            f"{folder} does not contain a coupled model: load it with from_pretrained, and call couple(model) to couple it"
         )
     name = (config.get("architectures") or [""])[0]
     if not hasattr(transformers, name):
@@ -116,7 +116,7 @@ def _read_config(folder: Any, options: dict[str, Any]) -> tuple[Any, dict[str, A
 
 @contextlib.contextmanager
 def marked(model: "PreTrainedModel") -> Iterator[None]:
-    """While it lasts, the configuration says that the model is coupled, whichever part of it `couple` was given."""
+    """Within this context the model's configuration contains its coupling, even if only a part of the model is coupled."""
     modules = coupled_modules(model)
     if not modules:
         yield
@@ -132,7 +132,7 @@ def marked(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def guard_checkpoints() -> None:
-    """From now on `save_pretrained` marks coupled models, and `from_pretrained` warns when it leaves a coupling out."""
+    """Makes `save_pretrained` mark coupled models, and `from_pretrained` warn if it does not load their coupling."""
     from transformers import PreTrainedModel
 
     load, save = PreTrainedModel.from_pretrained.__func__, PreTrainedModel.save_pretrained
@@ -162,8 +162,8 @@ def _warn_if_lost(model: "PreTrainedModel") -> None:
     folder = model.name_or_path
     if not coupled_modules(model):
         warnings.warn(
-            f"{folder} holds a coupled model, and from_pretrained has left its coupling out: what you have now is another "
-            f"model. Load it with coupledqk.hf.load_coupled({folder!r})",
+            f"{folder} holds a coupled model, and from_pretrained has left its coupling out, so this is not the model "
+            f"that was saved. Load it with coupledqk.hf.load_coupled({folder!r})",
             LostCouplingWarning,
             stacklevel=3,
         )

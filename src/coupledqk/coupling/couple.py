@@ -43,7 +43,7 @@ def couple(
 
 
 def couple_by(model: "PreTrainedModel", dynamics: DynamicsConfig, verify: Verify = "auto") -> "PreTrainedModel":
-    """Like `couple`, with dynamics that start as the identity, by a gate if necessary."""
+    """Like `couple`, for dynamics that start as the identity, with a gate if necessary."""
     check_materialized(model)
     attach_verified(model, build_couplings(model, dynamics), dynamics, verify)
     return model
@@ -105,7 +105,7 @@ def dynamics_of(variant: str, settings: dict[str, Any]) -> DynamicsConfig:
 def build_couplings(
     model: "PreTrainedModel", dynamics: DynamicsConfig, names: Sequence[str] | None = None
 ) -> dict[str, nn.Module]:
-    """A coupling for each attention module, or for those given by name, in its dtype and on its device. They are not
+    """A coupling for each attention module, or for those given by name, with its dtype and device. They are not
     attached, and can be trained even if they are built inside `torch.inference_mode()`."""
     check_model(model)
     if model.config.model_type == "coupledqk":
@@ -121,7 +121,7 @@ def build_couplings(
 def build_coupling(model: "PreTrainedModel", module: nn.Module, dynamics: DynamicsConfig) -> nn.Module:
     coupling = build_dynamics(dynamics, *head_shape(module))
     record(coupling, dynamics)
-    # inside from_pretrained modules are built on the meta device and get their values later
+    # inside from_pretrained, modules are built on the meta device and filled later
     is_meta = any(p.is_meta for p in coupling.parameters())
     device = torch.device("meta") if is_meta else _device(module, model)
     return coupling.to(device, _dtype(model)).train(module.training)
@@ -140,7 +140,7 @@ def coupled_modules(model: nn.Module) -> dict[str, Any]:
 
 
 def coupled_parts(model: Any) -> list[Any]:
-    """The models that `couple` was given: the model itself, or parts of it, such as T5's encoder or both towers of CLIP."""
+    """The models passed to `couple`: the model itself, or parts of it, such as T5's encoder or both towers of CLIP."""
     from transformers import PreTrainedModel
 
     if is_coupled_whole(model):
@@ -181,7 +181,7 @@ def is_coupled(module: nn.Module) -> bool:
 
 
 def check_materialized(model: "PreTrainedModel") -> None:
-    """Offloaded weights are on the meta device between uses, and have a hook that loads them."""
+    """Raises an error if weights are on the meta device. Offloaded weights, which a hook loads for each use, are allowed."""
     check_model(model)
     hooked = {id(p) for m in model.modules() if hasattr(m, "_hf_hook") for p in m.parameters()}
     if any(p.is_meta and id(p) not in hooked for p in model.parameters()):
@@ -205,7 +205,7 @@ def check_model(model: Any) -> None:
 
 
 def change_class(module: Any, kind: type[nn.Module]) -> None:
-    """Changes the class of a module, also if accelerate has wrapped the bound `forward` of the old class in a hook."""
+    """Changes the class of a module, even if accelerate has wrapped the bound `forward` of the old class in a hook."""
     old = type(module).forward
     module.__class__ = kind
     for name, value in list(vars(module).items()):

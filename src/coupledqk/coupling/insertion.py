@@ -1,13 +1,13 @@
 """Inserts the line that couples an attention module of transformers into the source of its `forward`.
 
 A module projects (and normalises) queries and keys, rotates them (RoPE), updates the cache, and calls an attention function.
-The coupling belongs before the rotation, and its keys belong into the cache. So a coupled module is an instance of a subclass
-whose `forward` is the class's own source with one statement inserted before the first of these three:
+The coupling must precede the rotation and the cache, which stores coupled keys. A coupled module is therefore an instance of a
+subclass whose `forward` is the source of its class with one statement inserted before the first of these three operations:
 
     query_states, key_states = self.couple_heads(query_states, key_states)
 
-The classes of transformers stay as they are, other models too; there are no hooks and there is no state between calls. Caches,
-attention back ends, gradient checkpointing and compilers see an ordinary attention module.
+The classes of transformers and other models are not changed. There are no hooks and no state between calls, so that caches,
+attention backends, gradient checkpointing and compilers work as with any attention module.
 """
 
 import ast
@@ -43,7 +43,7 @@ class CoupledModule:
     coupling_dynamics: DynamicsConfig
 
     def couple_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Evolves the queries and keys of the new tokens, (B, H, T, d) or, where heads come later, (B, T, H, d)."""
+        """Evolves the queries and keys of the new tokens, (B, H, T, d), or (B, T, H, d) if not `heads_first`."""
         if not self.heads_first:
             return self.coupling(q, k)
         q, k = self.coupling(q.transpose(1, 2), k.transpose(1, 2))
@@ -66,7 +66,7 @@ def coupled_class(kind: type[nn.Module]) -> type[Any]:
 
 @functools.cache
 def _subclass(kind: type[nn.Module], forward: Any) -> type[Any]:
-    """One for each `forward`, which other libraries replace in classes of transformers."""
+    """The coupled subclass, cached for each `forward`, because other libraries replace the `forward` of a class."""
     function = _parse(kind)
     site = find_site(function)
     site.block.insert(site.index, _statement(site))
@@ -93,7 +93,7 @@ class Site:
 
 
 def find_site(function: ast.FunctionDef) -> Site:
-    """Before the first rotation, cache update or attention call, once both the query and the key exist."""
+    """The position before the first rotation, cache update or attention call, where both the query and the key exist."""
     attention: Any = next(filter(_is_attention_call, ast.walk(function)), None)
     if attention is None:
         raise InsertionError(
@@ -113,7 +113,7 @@ def find_site(function: ast.FunctionDef) -> Site:
 
 
 def _is_attention_call(node: ast.AST) -> bool:
-    """`attention_interface(self, query_states, key_states, value_states, ...)`."""
+    """Whether a node has the form `attention_interface(self, query_states, key_states, value_states, ...)`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -125,7 +125,7 @@ def _is_attention_call(node: ast.AST) -> bool:
 
 
 def _derived_names(function: ast.FunctionDef, names: set[str]) -> set[str]:
-    """The query, the key, and the variables cut out of them, such as the part that RoPE turns: `q[..., :n]`."""
+    """The query, the key, and the variables sliced from them, such as the part that RoPE rotates: `q[..., :n]`."""
     derived = set(names)
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
@@ -136,7 +136,7 @@ def _derived_names(function: ast.FunctionDef, names: set[str]) -> set[str]:
 
 
 def _path_to_boundary(block: list[ast.stmt], names: set[str]) -> Iterator[tuple[list[ast.stmt], int]]:
-    """The statement that contains the first boundary, as a place in each of the nested blocks around it."""
+    """Yields the position of the first boundary in each of the nested blocks that contain it, from the outermost inwards."""
     for index, statement in enumerate(block):
         if any(_is_boundary(node, names) for node in ast.walk(statement)):
             yield block, index
@@ -160,7 +160,7 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def _before_slices(block: list[ast.stmt], index: int, slices: set[str]) -> int:
-    """Where a part of the query or key is rotated, the coupling comes before that part is cut out."""
+    """The index before the first slice of the query or key, since the coupling precedes slices that are rotated separately."""
     for i, statement in enumerate(block[:index]):
         if _assigned([statement]) & slices:
             return i
@@ -187,7 +187,7 @@ def _assigned(block: list[ast.stmt]) -> set[str]:
 def _statement(site: Site) -> ast.stmt:
     line = f"{site.query}, {site.key} = self.couple_heads({site.query}, {site.key})"
     (statement,) = ast.parse(line).body
-    for node in ast.walk(statement):  # tracebacks point to the statement it was inserted before
+    for node in ast.walk(statement):  # tracebacks point to the statement after it
         ast.copy_location(node, site.block[site.index])
     return statement
 

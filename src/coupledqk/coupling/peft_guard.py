@@ -1,7 +1,7 @@
-"""PEFT drops weights for which a model has no place, and saves no frozen ones.
+"""Guards PEFT against losing couplings: by default it ignores weights that a model does not have, and saves no frozen ones.
 
-Guarded, it saves the coupling of the model with every adapter, refuses adapters whose coupling the model does not have, and
-warns of adapters that were trained without the coupling that the model has.
+With the guard, PEFT saves the coupling of the model with every adapter, rejects adapters whose coupling the model does not
+have, and warns about adapters that were trained without the coupling of the model.
 """
 
 import functools
@@ -29,7 +29,7 @@ class UncoupledAdapterWarning(UserWarning):
 
 
 def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Raises unless the model is coupled where the adapter is, by the same dynamics and for heads of the same shape."""
+    """Raises an error unless the model has the couplings of the adapter, with the same dynamics and the same head shapes."""
     modules = {_plain(name): module for name, module in coupled_modules(model).items()}
     for name, tensor in weights.items():
         layer, infix, parameter = name.partition(_INFIX)
@@ -73,7 +73,7 @@ def _check_shape(module: Any, parameter: str, tensor: Tensor, name: str) -> None
 
 @torch.no_grad()
 def _has_effect(module: Any) -> bool:
-    """Whether the coupling differs from the identity, with which it starts."""
+    """Whether the coupling differs from the identity, its initial value."""
     parameter = next(module.coupling.parameters())
     width, heads = head_shape(module)
     q = torch.linspace(-1, 1, heads * width, dtype=parameter.dtype, device=parameter.device).view(1, 1, heads, width)
@@ -83,7 +83,7 @@ def _has_effect(module: Any) -> bool:
 
 
 def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of couplings that are not in the adapter, where PEFT has frozen them: without `modules_to_save`."""
+    """The weights of couplings that the adapter lacks because they are not in `modules_to_save`, so that PEFT froze them."""
     prefixes = tuple(f"{name}{_INFIX}" for name in coupled_modules(model))
     has = {_plain(name).partition(_INFIX)[0] for name in saved if _INFIX in name}
     return {
@@ -94,15 +94,15 @@ def frozen_couplings(model: Any, saved: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_other_adapters(model: Any, weights: dict[str, Tensor], adapter: str | None = None) -> None:
-    """A coupling outside `modules_to_save` belongs to the model and is shared by all adapters, which must agree on it.
+    """Raises an error if the adapters differ in a coupling outside `modules_to_save`, which all adapters of a model share.
 
-    `adapter` is the name of the one to load, if PEFT has prepared the model for it.
+    `adapter` is the name of the adapter to load, if PEFT has prepared the model for it.
     """
     own: dict[str, Tensor] = {}
     for name, module in coupled_modules(model).items():
         copies = getattr(module.coupling, "modules_to_save", None)
         if copies is not None and (adapter is None or adapter in copies):
-            continue  # the adapter has a copy of its own
+            continue  # the adapter has its own copy
         shared = module.coupling if copies is None else module.coupling.original_module
         own |= {f"{_plain(name)}{_INFIX}{key}": tensor for key, tensor in shared.state_dict().items()}
     for name, tensor in weights.items():
@@ -115,7 +115,7 @@ def check_other_adapters(model: Any, weights: dict[str, Tensor], adapter: str | 
 
 
 def guard_transformers() -> None:
-    """The same for the adapter methods of transformers' own models, which do not go through a PeftModel."""
+    """Guards the adapter methods of transformers' own models, which do not use a PeftModel."""
     from transformers import PreTrainedModel
 
     load: Any = PreTrainedModel.load_adapter
@@ -167,7 +167,7 @@ def _guard(peft_model: Any) -> None:
         model: nn.Module, weights: dict[str, Tensor], adapter_name: str = "default", *args: Any, **kwargs: Any
     ) -> Any:
         check_adapter(model, weights)
-        if len(getattr(model, "peft_config", ())) > 1:  # this adapter is among them
+        if len(getattr(model, "peft_config", ())) > 1:  # the new adapter is already included
             check_other_adapters(model, weights, adapter_name)
         return load(model, weights, adapter_name, *args, **kwargs)
 
@@ -209,7 +209,7 @@ def _guard_settings(config: Any) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Guards the module once it has been executed; finding it is left to the other finders."""
+    """Guards PEFT after its import. The other finders locate the module."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != _MODULE:

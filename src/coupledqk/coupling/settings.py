@@ -1,7 +1,7 @@
 """Stores the settings of a coupling: as a table in config.json and coupling.toml, and as a tensor beside the coupling's
 weights.
 
-The tensor goes wherever the weights go, PEFT's adapters included, so that weights are never loaded into other dynamics.
+The tensor is saved with the weights, also in PEFT adapters, so that weights are never loaded into different dynamics.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ def from_table(table: Any, where: str) -> DynamicsConfig:
 
 
 def record(coupling: nn.Module, dynamics: DynamicsConfig) -> None:
-    """Adds the tensor of settings to a coupling, which then refuses to load weights of other dynamics."""
+    """Adds the tensor of settings to a coupling, which then rejects the weights of different dynamics."""
     coupling.register_buffer(BUFFER, _encoded(dynamics))
-    # not read from the buffer, which has no values on the meta device and after to_empty()
+    # the settings are not read from the buffer, which has no values on the meta device and after to_empty()
     coupling.register_load_state_dict_pre_hook(functools.partial(_check_recorded, dynamics))
 
 
@@ -61,7 +61,7 @@ def recorded(tensor: Tensor, where: str) -> DynamicsConfig:
 
 
 def check_same(saved: DynamicsConfig, dynamics: DynamicsConfig, what: str) -> None:
-    """Raises if settings differ, and names the first one."""
+    """Raises an error that names the first setting that differs, if any."""
     for field in dataclasses.fields(DynamicsConfig):
         theirs, ours = getattr(saved, field.name), getattr(dynamics, field.name)
         if theirs != ours:
@@ -77,5 +77,5 @@ def _check_recorded(
     name = prefix + BUFFER
     if name in state_dict:
         check_same(recorded(state_dict[name], name), dynamics, f"the saved {prefix.removesuffix('.')}")
-    elif any(key.startswith(prefix) for key in state_dict):  # saved before settings were recorded
+    elif any(key.startswith(prefix) for key in state_dict):  # saved by a version that did not record settings
         state_dict[name] = _encoded(dynamics)

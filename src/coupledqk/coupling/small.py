@@ -16,7 +16,7 @@ VOCABULARY = 64
 LENGTH = 12
 
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
-_WIDTHS = {  # outside of attention
+_WIDTHS = {  # upper bounds of widths outside of attention
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size"), 64
     ),
@@ -30,13 +30,13 @@ class InputError(Exception):
 
 
 def backbone(model: "PreTrainedModel") -> Any:
-    """The part that is coupled, without its head. The inner model of some classes, such as DINOv3's, lacks the embedding."""
+    """The coupled part of a model without its head; with it if the inner model has no embedding, as in DINOv3."""
     whole: Any = tower(model)
     return whole if input_name(whole.base_model) is None else whole.base_model
 
 
 def small_model(model: "PreTrainedModel") -> Any:
-    """The architecture without its head: the heads, RoPE, norms and kinds of layers of the model, with random weights."""
+    """A small model without a head, with the attention heads, RoPE, norms and kinds of layers of `model` and random weights."""
     base = backbone(model)
     attention = "sdpa" if base._supports_sdpa else "eager"
     try:
@@ -48,7 +48,7 @@ def small_model(model: "PreTrainedModel") -> Any:
 
 
 def small_config(config: Any, widths: dict[str, int]) -> Any:
-    """With at least two layers, one of each kind, and other widths where the configuration has them."""
+    """The configuration with at least two layers, one of each kind, and with widths of at most `widths`."""
     table = config.to_dict()
     depth = next((table[name] for name in _DEPTH if isinstance(table.get(name), int)), 0)
     lists = {name: value for name, value in table.items() if isinstance(value, list) and len(value) == depth}
@@ -97,7 +97,7 @@ def example_inputs(model: Any, batch: int = 2) -> dict[str, Tensor]:
             high = min(VOCABULARY, config.vocab_size)
             return {name: torch.randint(2, high, (batch, LENGTH), generator=generator).to(device)}
         values = torch.randn(batch, *_shape(name, config), generator=generator)
-    except AttributeError as error:  # a setting that other configurations have
+    except AttributeError as error:  # the configuration lacks a setting
         raise InputError(f"cannot generate its {name} ({error})") from None
     return {name: values.to(device, model.dtype)}
 

@@ -1,13 +1,13 @@
 """The self-check of `couple`: verifies that the coupling works in an unknown architecture as in the tested ones.
 
-A small model of the same configuration gets random weights and a coupling. Properties of the third group are first measured on
-the uncoupled small model; the coupled one must keep those that it has.
+A small model of the same configuration gets random weights and a coupling. The properties in the second group are first checked
+on the uncoupled small model; the coupled one must keep those that it has.
 
 identity            a new coupling changes no bit of the output, under sdpa and eager attention
 effect              a random coupling changes the output
 gradients           every parameter of every coupling has a finite gradient, and it is not zero
 
-decoding            token by token with the cache gives what the whole sequence gives
+decoding            token by token with the cache gives the same output as the whole sequence
 left padding        padding changes nothing for the real tokens
 relative positions  shifting all positions changes nothing (RoPE)
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 Inputs = dict[str, Tensor]
 
 TOLERANCE = 1e-3
-"""Tolerance of differences relative to the largest output: rounding gives 1e-6 in float32, an error at least 1e-2."""
+"""Tolerance relative to the largest output: rounding in float32 gives differences of 1e-6, an error at least 1e-2."""
 PADDING, SHIFT = 4, 19
 
 
 class CheckError(Exception):
-    """A coupled model failed a check, which the message names."""
+    """A coupled model failed a check; the message names it."""
 
 
 def needs_check(modules: Iterable[nn.Module], verify: str) -> bool:
@@ -50,13 +50,13 @@ def needs_check(modules: Iterable[nn.Module], verify: str) -> bool:
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Whether a weight in the module is not a plain floating-point tensor. Some of these pass no gradients to the coupling."""
+    """Whether a weight in the module is not a plain floating-point tensor. Some such weights do not propagate gradients."""
     weights = [weight for child in module.modules() if (weight := getattr(child, "weight", None)) is not None]
     return not all(type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point() for weight in weights)
 
 
 def check_architecture(model: "PreTrainedModel", dynamics: DynamicsConfig) -> None:
-    """Raises unless a small model of the same configuration passes."""
+    """Raises an error unless a small model of the same configuration passes the checks."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet():
         torch.default_generator.manual_seed(0)
         try:
@@ -76,7 +76,7 @@ def check_architecture(model: "PreTrainedModel", dynamics: DynamicsConfig) -> No
 
 
 def check_layer(model: "PreTrainedModel") -> None:
-    """Raises unless the first coupled module of the model passes, with a new coupling in place of its own."""
+    """Raises an error unless the first coupled module passes the checks, with a new coupling in place of its own."""
     name, module = next(iter(coupled_modules(model).items()))
     own = module.coupling
     with torch.random.fork_rng(devices=[]), _evaluating(model):
@@ -99,7 +99,7 @@ def check_layer(model: "PreTrainedModel") -> None:
 
 
 def run_checks(model: Any, inputs: Inputs, dynamics: DynamicsConfig) -> list[str]:
-    """Every check on a small model, which is uncoupled before and after; returns the names of those that applied."""
+    """Runs every check on a small model, which is uncoupled before and after, and returns the names of those that applied."""
     plain = _states_by_implementation(model, inputs)
     kept = [name for name, measure in PROPERTIES.items() if _has(measure, model, inputs)]
     if "decoding" not in kept and _has_cache(model, inputs):
@@ -152,7 +152,7 @@ def _check_gradients(couplings: nn.Module, run: Callable[[], Tensor]) -> None:
 def output(model: Any, inputs: Inputs, **kwargs: Any) -> Tensor:
     if accepts(model, "use_cache"):
         kwargs = {"use_cache": False, **kwargs}
-    torch.default_generator.manual_seed(0)  # some models draw random numbers, as ViTMAE for its mask
+    torch.default_generator.manual_seed(0)  # some models draw random numbers, such as ViTMAE for its mask
     return _states_of(model(**inputs, **kwargs))
 
 
@@ -215,7 +215,7 @@ def _has_cache(model: Any, inputs: Inputs) -> bool:
     try:
         with torch.no_grad():
             return model(**inputs, use_cache=True).past_key_values is not None
-    except ValueError:  # refused by an encoder whose class is also that of a decoder, such as T5Stack
+    except ValueError:  # raised by an encoder whose class is also used for decoders, such as T5Stack
         return False
     except Exception as error:
         raise CheckError(f"could not run the uncoupled model with its cache ({_first_line(error)})") from None
@@ -228,7 +228,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 
 def _states_by_implementation(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-    """With the chosen implementation, and with eager attention if the model supports it."""
+    """Final states by attention implementation: the selected one, and eager attention if the model supports it."""
     chosen = model.config._attn_implementation
     found = {chosen: states(model, inputs)}
     if chosen != "eager":
@@ -244,7 +244,7 @@ class _ReachedError(Exception):
 
 
 def _arguments_of(module: nn.Module, model: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments that the model passes to the module in a forward pass, which is stopped there."""
+    """The arguments that the model passes to the module in a forward pass, which is aborted there."""
     found: list[Any] = []
 
     def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

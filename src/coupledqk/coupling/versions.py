@@ -1,4 +1,4 @@
-"""The supported versions of transformers, and a way to silence its progress bars and remarks."""
+"""Checks the version of transformers, and silences its progress bars and log messages."""
 
 import contextlib
 import importlib.metadata
@@ -11,7 +11,7 @@ BEFORE = (6, 0)
 
 
 def require_transformers() -> None:
-    """Raises unless a transformers that `coupledqk.hf` is tested with is installed."""
+    """Raises an error unless a version of transformers is installed with which `coupledqk.hf` is tested."""
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
