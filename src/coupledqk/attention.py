@@ -71,7 +71,7 @@ class Attention(nn.Module):
 
     def init_weights(self, normal: Normal = global_normal) -> None:
         q, k, v = self.qkv.weight.data.split(self.split_sizes)
-        # each head's first query is drawn as that of a variant with one query per head
+        # each head's first query is drawn like the query of a variant with one query per head
         for i, rows in enumerate(q.unflatten(0, (-1, self.queries, self.width)).unbind(1)):
             normal(rows, f"q{i + 1}" if i else "q", INIT_STD)
         normal(k, "k", INIT_STD)
@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotated: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, T, H, d), k and v (B, T, H_kv, d); for differential scoring heads are sub-heads, in version 2 H counts
-        queries. `rotated` says that RoPE follows."""
+        queries. `rotated` is whether RoPE follows."""
         *qk_sizes, v_size = self.split_sizes
         if self._projects_v_apart(x, rotated):
             qk_weight, v_weight = self.qkv.weight.split([sum(qk_sizes), v_size])
@@ -140,7 +140,7 @@ class Attention(nn.Module):
         return keeps_only_outputs(self.dynamics, x)
 
     def _visible(self, mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, bool]:
-        """The mask and the `causal` flag for scoring; the flag is the kernel's own triangle, which needs T = S."""
+        """The mask and the `causal` flag for scoring; the flag selects the kernel's own causal mask, which requires T = S."""
         B, T, S = q.shape[0], q.shape[1], k.shape[1]
         if mask is not None:
             _check_mask(mask, B, T, S)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
             return mask, False
         if mask is None and T == S:
             return None, True
-        # the last query belongs to the last key's token
+        # the last query and the last key belong to the same token
         triangle = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         return triangle if mask is None else mask & triangle, False
 

@@ -21,14 +21,14 @@ Normal = Callable[[Tensor, str, float], None]
 
 
 def global_normal(tensor: Tensor, name: str, std: float) -> None:
-    # on the meta device there is nothing to draw, and PyTorch would load its compiler for it
+    # there is nothing to draw on the meta device, where PyTorch would load its compiler
     if not tensor.is_meta:
         nn.init.normal_(tensor, std=std)
 
 
 def with_own_initial(make: Callable[[], nn.Module]) -> nn.Module:
-    """A module written by a user. If it has no `init_weights`, it gets one that initialises it as its constructor does, with a
-    generator seeded like that of any other weight."""
+    """Builds a module defined by a user. If it has no `init_weights`, one is added that initialises it as its constructor does,
+    with a generator seeded like that of any other weight."""
     module = make()
     if not hasattr(module, "init_weights"):
         module.__dict__["init_weights"] = partial(_draw_as_constructed, module, make)

@@ -17,7 +17,7 @@ RMS_EPS = 1e-6
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm with the project's ε, in the initialisation scheme of `initial.py`."""
+    """RMSNorm with the default ε of this package and the initialisation scheme of `initial.py`."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, eps=RMS_EPS)
@@ -30,7 +30,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight ⊙ x / √(mean(x²) + ε) of each row. It is one kernel on a GPU and about ten operators on a CPU."""
+    """weight ⊙ x / √(mean(x²) + ε) for each row. This is one kernel on a GPU and about ten operators on a CPU."""
     # under autocast x may be in half precision; the kernel requires a single dtype and sums in float32
     return torch.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
 
@@ -52,7 +52,7 @@ def can_be_lean() -> bool:
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / √(mean(x²) + ε) of each row, (..., 1)."""
+    """1 / √(mean(x²) + ε) for each row, (..., 1)."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 

@@ -1,6 +1,6 @@
 """Products with weight matrices: x Wᵀ.
 
-On a CPU the library multiplies a single row with one thread only, which takes twice as long as reading the matrix from memory.
+On a CPU PyTorch multiplies a single row with only one thread, which takes twice as long as reading the matrix from memory.
 Decoding consists of such products, so the rows of the matrix are distributed over the threads as a batch.
 """
 
@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = weight.detach().float()
         largest = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.bfloat16).tiny)
-        scale = (largest / 127).bfloat16()  # rounded before the division, so that the rounding costs no precision
+        scale = (largest / 127).bfloat16()  # rounded before the division, so that this rounding causes no error
         rounded = (weight / scale).round_().clamp_(-127, 127).to(torch.int8)
         self.padding = -weight.shape[1] % 16
         self.register_buffer("weight", F.pad(rounded, (0, self.padding)))
@@ -45,14 +45,14 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = F.pad(x, (0, self.padding)) if self.padding else x
-        # a copy even of bfloat16: the product reads from aligned memory only
+        # always a copy, even of bfloat16, because the product requires aligned memory
         rows = rows.to(torch.bfloat16, copy=True, memory_format=torch.contiguous_format)
         out = int8_product(rows.view(-1, rows.shape[-1]), self.weight, self.scale)
         return out.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., d) to (..., n), for a weight (n, d)."""
+    """x Wᵀ, (..., n), for x (..., d) and weight W (n, d)."""
     return split_rows(x, weight) if worth_splitting(x, weight) else F.linear(x, weight)
 
 
@@ -61,7 +61,7 @@ def is_single_row(x: Tensor) -> bool:
 
 
 def worth_splitting(x: Tensor, weight: Tensor) -> bool:
-    """Whether x is a single row to be multiplied now, in float32 and without gradients, by a large matrix on a CPU."""
+    """Whether x is a single row and weight a large matrix, in float32 on a CPU, executed eagerly and without gradients."""
     if not is_single_row(x) or weight.numel() < WORTH_SPLITTING or torch.is_grad_enabled():
         return False
     if torch.compiler.is_compiling() or autocasts(x.device):

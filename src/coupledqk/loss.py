@@ -23,7 +23,7 @@ BLOCK = 2**25
 
 
 def plain_loss(x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """In float32 at least; "mean" is over the targets that count, "sum" over the same."""
+    """Cross-entropy in float32 or higher precision: the mean or the sum over the targets that are not ignored."""
     logits = F.linear(x, weight).flatten(0, -2)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
@@ -32,7 +32,7 @@ def plain_loss(x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["m
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """As `plain_loss`, in a fraction of the memory. x is (..., d), weight (vocabulary, d), targets (...)."""
+    """Like `plain_loss`, with a fraction of the memory. x is (..., d), weight (vocabulary, d), targets (...)."""
     if reduction not in ("mean", "sum"):
         raise unknown("reduction", reduction, ("mean", "sum"))
     if targets.dtype not in (torch.int32, torch.int64):
@@ -49,8 +49,8 @@ def linear_cross_entropy(
 def _blockwise(
     x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, needs_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss and its gradients for x and weight (empty unless asked for); products are taken in `dtype`."""
-    if targets.is_cpu and not is_fake(targets):  # on an accelerator the check would wait for the device
+    """The summed loss and its gradients with respect to x and weight (empty if not needed), with products in `dtype`."""
+    if targets.is_cpu and not is_fake(targets):  # on an accelerator the check would synchronise
         _check_targets(targets, len(weight))
     sum_dtype = torch.promote_types(dtype, torch.float32)
     total = x.new_zeros((), dtype=sum_dtype)
@@ -58,7 +58,7 @@ def _blockwise(
     weight_grad = torch.empty_like(weight) if needs_gradients else weight.new_empty(0)
     low_weight = weight.to(dtype)
     n_rows = min(len(x), max(1, BLOCK // len(weight)))
-    # two buffers for all blocks: memory fresh from the system costs as much as a pass over it
+    # all blocks share two buffers, because allocating memory costs as much as a pass over it
     buffer = x.new_empty(n_rows, len(weight), dtype=dtype)
     softmax_buffer = x.new_empty(n_rows, len(weight), dtype=sum_dtype)
     for start in range(0, len(x), n_rows):
@@ -66,14 +66,14 @@ def _blockwise(
         target = targets[start : start + n_rows, None]
         counts = target != IGNORED
         logits = torch.mm(rows, low_weight.T, out=buffer[: len(rows)]).to(sum_dtype)
-        target = target.masked_fill(~counts, 0)  # any other negative number is out of range
+        target = target.masked_fill(~counts, 0)  # other negative targets are out of range
         probabilities = torch.softmax(logits, 1, out=softmax_buffer[: len(rows)])
-        # two maxima, because one with its place takes five times as long as a maximum
+        # two calls of amax, because max with indices takes five times as long as amax
         log_sum = logits.amax(1, keepdim=True) - probabilities.amax(1, keepdim=True).log()
         losses = log_sum - logits.gather(1, target)
         total += losses.masked_fill(~counts, 0).sum()
         if needs_gradients:
-            # d loss / d logits = probabilities − one-hot target; rows that do not count are struck out of the narrow factors
+            # d loss / d logits = probabilities − one-hot target; ignored rows are masked in x and x_grad, which are smaller
             probabilities.scatter_add_(1, target, torch.full_like(losses, -1))
             logits_grad, counted = probabilities.to(dtype), counts.to(dtype)
             x_grad[start : start + n_rows] = (logits_grad @ low_weight).mul_(counted)
@@ -108,14 +108,14 @@ def _save(ctx, inputs, output) -> None:
     _, x_grad, weight_grad = output
     ctx.save_for_backward(x_grad, weight_grad, x, weight, targets)
     ctx.mark_non_differentiable(x_grad, weight_grad)
-    ctx.set_materialize_grads(False)  # no zeros as large as the weights for outputs that nobody differentiates
+    ctx.set_materialize_grads(False)  # no zero gradients of the size of the weights for unused outputs
 
 
 def _backward(ctx, total_grad: Tensor | None, *_: None):
     if total_grad is None:
         return None, None, None, None, None
     x_grad, weight_grad, x, weight, targets = ctx.saved_tensors
-    if torch.is_grad_enabled():  # the gradients are to be differentiated
+    if torch.is_grad_enabled():  # for second derivatives
 
         def total(x: Tensor, weight: Tensor) -> Tensor:
             return plain_loss(x.to(ctx.dtype), weight.to(ctx.dtype), targets.long(), "sum")

@@ -119,7 +119,7 @@ class TransformerLM(nn.Module):
         return linear_cross_entropy(x, self.embed.weight, targets, reduction)
 
     def logits(self, states: Tensor) -> Tensor:
-        """(..., vocabulary) from final states (..., d_model)."""
+        """Logits (..., vocabulary) of final states (..., d_model)."""
         return linear(states, self.embed.weight) if self.int8_head is None else self.int8_head(states)
 
     def _loss_by_logits(self, x: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
@@ -176,7 +176,7 @@ class TransformerLM(nn.Module):
         return self.norm(x)
 
     def _positions(self, tokens: Tensor, padding: Tensor | None, past: int) -> Tensor:
-        """(T,), or (B, T) when rows are padded."""
+        """The positions of the tokens: (T,), or (B, T) if rows are padded."""
         if tokens.ndim != 2 or tokens.numel() == 0:
             raise CoupledQKError(
                 f"tokens of shape {tuple(tokens.shape)}: expected (batch, tokens) with at least one sequence and one token"

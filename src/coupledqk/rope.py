@@ -1,4 +1,4 @@
-"""Rotary position embedding: q and k turned by angles that grow with the position."""
+"""Rotary position embedding: rotates q and k by angles proportional to the position."""
 
 from functools import cached_property
 
@@ -20,7 +20,7 @@ class Rope:
         self.cos, self.sin = cos, sin
 
     def check(self, q: Tensor) -> None:
-        """Raises unless there is an angle for each token and each pair of coordinates of q, (B, T, H, d)."""
+        """Raises an error unless there is an angle for each token and each pair of coordinates of q, (B, T, H, d)."""
         *batch, tokens, _, half = self.cos.shape
         if (tokens, 2 * half) != (q.shape[1], q.shape[3]) or batch not in ([], [1], [q.shape[0]]):
             raise CoupledQKError(
@@ -34,24 +34,24 @@ class Rope:
         return rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
 
     def _decoding(self, q: Tensor) -> bool:
-        """Whether q is of a single token, whose time goes into the calls and not into the numbers."""
+        """Whether q is a single token in decoding, where the overhead of calls dominates."""
         return q.shape[1] == 1 and q.dtype == torch.float32 and not torch.is_grad_enabled() and not _needs_plain()
 
     def _rotate_token(self, x: Tensor) -> Tensor:
-        """`plain_rotate` in three calls, with halves exchanged instead of taken apart."""
+        """`plain_rotate` in three calls: the halves are swapped instead of split."""
         cos, sin = self._whole
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     @cached_property
     def _whole(self) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines for every coordinate: shared by all layers."""
+        """Cosines and signed sines for every coordinate, cached for all layers."""
         return torch.cat((self.cos, self.cos), dim=-1), torch.cat((-self.sin, self.sin), dim=-1)
 
 
 def rope_at(positions: Tensor, width: int) -> Rope:
     """Rotary position embedding for (sub-)heads of that width at `positions`, (T,) or (B, T): a function of q and k.
 
-    Coordinate i turns with i + width/2, by the angle position · θ^(−2i/width).
+    The pair of coordinates i and i + width/2 is rotated by the angle position · θ^(−2i/width).
     """
     check_rope_width(width)
     if positions.ndim not in (1, 2):
@@ -62,13 +62,13 @@ def rope_at(positions: Tensor, width: int) -> Rope:
 
 
 def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, width) by the angles; with −sin in place of sin, back again."""
+    """Rotates x (B, T, H, width) by the angles; −sin in place of sin inverts the rotation."""
     a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`plain_rotate` in two passes over x instead of four; the compiler fuses the plain one by itself."""
+    """`plain_rotate` in two passes over x instead of four. torch.compile fuses the plain version itself."""
     if _needs_plain():
         return plain_rotate(x, cos, sin)
     if not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits."""
+"""Samples the next token from logits."""
 
 import math
 from dataclasses import dataclass
@@ -27,22 +27,22 @@ class Sampler:
             raise CoupledQKError(f"top_p={self.top_p}: expected a probability above 0 and up to 1")
 
     def __call__(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """(B, vocabulary) to (B,)."""
+        """Samples tokens (B,) from logits (B, vocabulary)."""
         if self.temperature == 0:
             return logits.argmax(-1)
         probabilities = self.probabilities(logits)
         return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        # the largest is moved to 0 first: divided by a tiny temperature it would overflow
+        # the maximum is subtracted first, because logits divided by a tiny temperature would overflow
         logits = (logits.float() - logits.max(-1, keepdim=True).values) / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            kept = logits.topk(self.top_k)  # by place, since several tokens may have the smallest logit that is kept
+            kept = logits.topk(self.top_k)  # by index, because of ties at the smallest logit
             logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
         probabilities = logits.softmax(-1)
         if self.top_p is not None:
             ordered, order = probabilities.sort(-1, descending=True)
-            # a token is kept if the likelier ones do not reach top_p without it
+            # a token is kept if the total probability of the likelier ones is below top_p
             dropped = ordered.cumsum(-1) - ordered >= self.top_p
             probabilities = probabilities.masked_fill(dropped.scatter(-1, order, dropped), 0.0)
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)

@@ -1,5 +1,5 @@
-"""The private parts of PyTorch that this package depends on, in one place: check them when PyTorch changes. Also
-small functions that several implementations share."""
+"""All private PyTorch APIs that this package depends on, which have to be checked with each new version of PyTorch, and small
+functions that several implementations share."""
 
 import sys
 from collections.abc import Callable
@@ -26,19 +26,19 @@ def autocasts(device: torch.device) -> bool:
 
 def again(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of a function, which are themselves differentiable; None for inputs that need no gradient."""
-    inputs = tuple(x.view_as(x) for x in inputs)  # one input may depend on another: tied weights
+    inputs = tuple(x.view_as(x) for x in inputs)  # views, because one input may depend on another (tied weights)
     needed = [x for x in inputs if x.requires_grad]
     grads = iter(torch.autograd.grad(function(*inputs), needed, grad, create_graph=True))
     return tuple(next(grads) if x.requires_grad else None for x in inputs)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile has been applied to this very module."""
+    """Whether torch.compile has been applied to this module itself."""
     return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
 
 
 def is_compiler_error(error: Exception) -> bool:
-    """Whether torch.compile raised the error. PyTorch's compiler is not loaded for it."""
+    """Whether torch.compile raised the error. The check does not import the compiler."""
     loaded = sys.modules.get("torch._dynamo.exc")
     return loaded is not None and isinstance(error, loaded.TorchDynamoException)
 
@@ -48,7 +48,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 
 
 def int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """x (m, k) by the transposed weight (n, k) in int8, times the scale of each row; k is a multiple of 16, memory aligned."""
+    """x (m, k) times the transposed int8 weight (n, k) and the scale of each row; k is a multiple of 16, memory is aligned."""
     return torch.ops.aten._weight_int8pack_mm(x, weight, scale)
 
 
