@@ -37,7 +37,7 @@ def train_batch(
     """The global batch of a step, or some of its rows: a rank reads only `slice(rank, None, world)`.
 
     Each epoch divides the text into a new grid of windows, shifted by a random offset, and visits each window once, in random
-    order. In the next epoch a target therefore has another position and context. A batch may contain windows of two epochs.
+    order. In the next epoch a target therefore has a different position and context. A batch may contain windows of two epochs.
     """
     if len(tokens) <= length:
         raise CoupledQKError(

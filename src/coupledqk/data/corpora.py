@@ -34,14 +34,14 @@ class Corpus:
     name: str
     description: str
     fingerprint: str
-    """Identifier that is known before any text is read: equal for equal files, or for one revision of a dataset on the hub."""
+    """Identifier computed before the text is read, equal for equal files or for the same revision of a dataset on the hub."""
     stream: Callable[[], Stream]
     check_unchanged: Callable[[], None] = lambda: None
     """Raises if files have changed since the fingerprint was computed."""
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Opens the corpus of the settings. Of local files, only hashes and first bytes are read at this point."""
+    """Opens the corpus given by the settings. At this point, local files are only hashed and their first bytes read."""
     name, errors = config.corpus, config.encoding_errors
     if name == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -79,15 +79,15 @@ def _at_path(name: str) -> tuple[Path, list[Path]]:
 
 
 def data_dir_of(name: str, config: DataConfig) -> str | None:
-    """The folder with the local copy of another corpus than that of the settings: their data_dir, unless it has no copy of that
-    name and its files are therefore the corpus of the settings."""
+    """The folder with the local copy of the corpus `name`. It is the data_dir of the settings, or None if that folder has no
+    copy under this name, in which case its files belong to the corpus of the settings."""
     if config.data_dir is None or name == config.corpus or not {name, config.corpus} <= HUB.keys():
         return config.data_dir
     return config.data_dir if _named_copy(name, expanded(config.data_dir)) else None
 
 
 def _local_copy(name: str, data_dir: Path) -> tuple[Path, list[Path]]:
-    """A named corpus in data_dir: a copy by its name, or all files directly in data_dir."""
+    """The files of a named corpus in data_dir: a copy under its name, or all files directly in data_dir."""
     if named := _named_copy(name, data_dir):
         return named
     if found := [file for file in find_files(data_dir, DATA, _HIDDEN) if file.parent == data_dir]:

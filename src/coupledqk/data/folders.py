@@ -1,5 +1,5 @@
-"""Finds the files of a corpus. Special files and entries that cannot be read raise an error with their name; they are not
-skipped, and pipes are not waited for."""
+"""Finds the files of a corpus. Special files such as pipes, and entries that cannot be read, are neither skipped nor opened:
+they raise an error that contains their name."""
 
 import errno
 import os

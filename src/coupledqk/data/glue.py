@@ -58,7 +58,7 @@ GLUE_TASKS = {
 
 
 def read_glue(dataset: str, split: Split, data_dir: Path | None = None, limit: int | None = None) -> list[Example]:
-    """The examples of a split, from the beginning up to `limit`, without the white space around sentences."""
+    """The first `limit` examples of a split, or all of them, with the white space around sentences removed."""
     task = GLUE_TASKS[dataset]
     found = _from_hub(dataset, task, split) if data_dir is None else _from_file(_find(data_dir, task, split), task)
     examples = list(islice(found, limit))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEVELS = {"easy": (4, 64), "medium": (8, 128), "hard": (16, 256)}
-"""Number of pairs and length of each level. The paper states those of hard, which are the third of Zoology's; easy and medium
-are Zoology's first two."""
+"""Number of pairs and sequence length of each level. The paper states those of hard, which are Zoology's third configuration;
+easy and medium are Zoology's first two."""
 
 POWER_A = 0.01
 """Zoology's default: slot i is nearly 1/i as likely as the first."""
@@ -80,9 +80,9 @@ def paper_mqar(
 ) -> Batch:
     """The training batch of a step, as a pure function of (seed, step).
 
-    The paper specifies the task and a vocabulary of 64 tokens, that is 31 keys and 32 values. All else follows Zoology: slots
-    have Zoology's power law, and positions between queries are 0. Zoology's first figures have no fillers either, and with 64
-    tokens a random filler would often be a key followed by another token, which would make the answer ambiguous.
+    The paper specifies the task and a vocabulary of 64 tokens, that is 31 keys and 32 values. Everything else follows Zoology:
+    slots have Zoology's power law, and positions between queries are 0. Zoology's first figures have no fillers either, and
+    with 64 tokens a random filler would often be a key followed by another token, which would make the answer ambiguous.
     """
     return _fresh_rows(num_kv_pairs, input_seq_len, batch_size, vocab_size, f"{seed}:{step}")
 
@@ -93,7 +93,7 @@ def paper_test_set(num_kv_pairs: int, input_seq_len: int, num_examples: int = 30
 
 
 def _fresh_rows(num_kv_pairs: int, input_seq_len: int, num_examples: int, vocab_size: int, name: str) -> Batch:
-    """New rows, generated at once. The streams of numpy's RandomState never change."""
+    """Generates all rows at once. The random streams of numpy's RandomState are frozen."""
     import numpy as np
 
     _check(vocab_size, num_examples, input_seq_len, num_kv_pairs)

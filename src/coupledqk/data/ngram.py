@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 1
-"""Part of every cached name. It changes when the same tokens would give other values."""
+"""Version number, part of every cached name. It is increased when the same tokens would give different values."""
 
 DISCOUNT = 0.75
 
@@ -40,7 +40,7 @@ MAX_TOKENS = 20_000_000
 def ngram_baselines(corpus: TokenizedCorpus) -> tuple[Baseline, ...]:
     """n-gram models of the corpus' training tokens, evaluated on its validation tokens. They are cached for each sample.
 
-    As for the model, every validation token but the first is a target. Its context are all preceding tokens.
+    As for the model, every validation token but the first is a target. Its context consists of all preceding tokens.
     """
     name = digest(VERSION, corpus.info.sample_hash, corpus.tokenizer.to_json(), ORDERS, DISCOUNT, MAX_TOKENS)
     path = cache_folder() / "baselines" / f"{name[:32]}.json"
@@ -97,7 +97,7 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Level:
-    """The n-grams of one order, sorted by their keys: the number of the context times the vocabulary, plus the token."""
+    """The n-grams of one order, sorted by their keys: the number of the context times the vocabulary size, plus the token."""
 
     keys: NDArray[np.int64]
     occurrences: _Counts

@@ -47,7 +47,7 @@ def write_sample(path: Path, tokens: NDArray[Any], tokenizer: Tokenizer, split_h
 
 
 def shuffled_order(n_units: int, split_hash: str) -> NDArray[np.int64]:
-    """The numbers of a split's units, sorted by a hash of the split's text and the number."""
+    """The indices of a split's units, sorted by a hash of the split's text and the index."""
     hashes = (hashlib.blake2b(f"{split_hash}:{unit}".encode(), digest_size=8).digest() for unit in range(n_units))
     keys = np.fromiter((int.from_bytes(key, "little") for key in hashes), np.uint64, n_units)
     return np.argsort(keys, kind="stable")
@@ -55,10 +55,10 @@ def shuffled_order(n_units: int, split_hash: str) -> NDArray[np.int64]:
 
 def unit_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
     """Start positions of the units of a split. The tokens are read in chunks."""
-    texts = [*tokenizer.tokens[:-1], b"\n"]  # after end-of-text as after a newline, a line begins
+    texts = [*tokenizer.tokens[:-1], b"\n"]  # a line begins after end-of-text, as after a newline
     edges = np.array([(text[0], text[1] if len(text) > 1 else 0, text[-1]) for text in texts], np.uint8).T
     starts = []
-    n_bytes = origin = stretch = 0  # read so far; before the document began; the number of the document's stretch
+    n_bytes = origin = stretch = 0  # bytes read so far; bytes before the document; index of its stretch
     for first in range(0, len(tokens), PIECE):
         part = np.asarray(tokens[first : first + PIECE])
         before = np.append(tokens[first - 1] if first else tokenizer.end_of_text, part[:-1])
@@ -83,8 +83,8 @@ def unit_starts(tokens: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]
 def _lines(
     edges: NDArray[np.uint8], before: NDArray[Any], here: NDArray[Any], after: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which tokens begin a line, and which begin a line that may be a heading. `edges` are each token's first, second and last
-    byte.
+    """Masks of the tokens that begin a line, and of those that begin a line that may be a heading. `edges` contains the first,
+    second and last byte of each token.
 
     Only lines that begin with text, after at most one space, are considered: in all tokenizers a token boundary precedes them,
     so that units do not depend on the tokenizer.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 2
-"""Part of every cached name. It changes when the same corpus and tokenizer would give different ids."""
+"""Version number, part of every cached name. It is increased when the same corpus and tokenizer would give different ids."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SplitInfo:
     bytes: int
     """Size of the text in bytes, in UTF-8."""
     documents: int
-    """Number of documents; for a shuffled sample, the number of units it contains (`samples`)."""
+    """Number of documents; for a shuffled sample, the number of units it contains (see `samples.py`)."""
     tokens: int
     """Number of tokens, including one end-of-text after each document."""
     sha256: str

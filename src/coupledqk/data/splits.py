@@ -31,7 +31,7 @@ def by_file_name(files: list[Path]) -> dict[str, list[Path]]:
             f"{files[0].parent} has files named for {' and '.join(marked)} but none for valid: add one, or give a single file"
         )
     nearly = {} if marked else _marked(files, _NEARLY)
-    if {"train", "valid"} <= nearly.keys():  # split by document, validation text would be trained on
+    if {"train", "valid"} <= nearly.keys():  # a split by document would train on validation text
         train, valid = (nearly[split][0].name for split in ("train", "valid"))
         raise CoupledQKError(
             f"{train} and {valid} are not recognised as splits: name them like train.txt or NAME.train.txt, and valid.txt or "

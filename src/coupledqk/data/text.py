@@ -45,7 +45,7 @@ _LAST_WORD = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 # In text without white space, another position at which byte-pair encodings end a word.
 _LAST_SYMBOL = re.compile(r".*(?:[^\W_](?=[^\w\s]|_)|[A-Za-z](?=[0-9]))", re.DOTALL)
 _TAIL = 1 << 14
-"""Number of characters at the end of a text in which a position to cut is searched."""
+"""Number of characters at the end of a text that are searched for a position to cut."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MARKER_LENGTH = len("<|endoftext|>\r\n")
 
@@ -107,11 +107,11 @@ def pieces(texts: Iterable[str], separated: bool = False) -> Iterator[Piece]:
 
 
 def _place_to_cut(text: str) -> int:
-    """The position at which the text is cut, without changing a token if possible; 0 if it cannot and need not be cut."""
+    """The position at which to cut the text, if possible without changing a token; 0 if more text should be read first."""
     start = max(0, len(text) - _TAIL)
     if words := _LAST_WORD.match(text, start):
         return words.end()
-    end = max(0, len(text) - _MARKER_LENGTH)  # what may become a marker stays together
+    end = max(0, len(text) - _MARKER_LENGTH)  # the possible beginning of a marker is not split
     if words := _LAST_SYMBOL.match(text, start, end):
         return words.end()
     if len(text) < MAX_PIECE:

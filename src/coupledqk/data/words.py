@@ -12,7 +12,7 @@ MAX_WORD = 1 << 12
 """Number of characters after which a word is cut."""
 
 _BLOCK = MAX_WORD // 2
-# Python treats four control characters as white space that the patterns of byte-pair encodings do not.
+# Python treats four control characters as white space; the patterns of byte-pair encodings do not.
 _NO_SYMBOL = re.compile(r"[^\W_]|[^\S\x1c-\x1f]")
 
 
@@ -24,7 +24,7 @@ _KINDS: tuple[Callable[[str], bool], ...] = (str.isalpha, str.isnumeric, str.iss
 
 
 def word_parts(text: str) -> list[str]:
-    """The parts of a text, which is cut inside words that are too long. Nearly always there is only one part."""
+    """The text in parts, cut inside words that are too long. In nearly all cases there is only one part."""
     cuts = [cut for start, stop in long_words(text) for cut in range(start + MAX_WORD, stop, MAX_WORD)]
     return [text[start:stop] for start, stop in pairwise([0, *cuts, len(text)])]
 
