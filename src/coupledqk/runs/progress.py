@@ -42,8 +42,8 @@ class _Progress:
                     self.bars.say(f"{self.label}  {step}/{self.steps}  {self.valid}")
 
     def _speed(self, step: int, tokens: int) -> tuple[str, ...]:
-        """The time left, and the tokens per second including evaluation. The first step does not count: it may include
-        compiling the model."""
+        """The time left, and the tokens per second including evaluation. The first step is excluded, since it may
+        include compilation."""
         now = time.monotonic()
         if self.began is None:
             self.began = now, step

@@ -158,7 +158,7 @@ def refuse_different_processes(mesh: Mesh, config: RunConfig, path: Path) -> Non
 
 
 def _claim(run: Run, config: RunConfig, stack: ExitStack) -> Whole | None:
-    """Locks the folder until `stack` is closed. Returns how far its logs are complete; None if the run is finished."""
+    """Locks the folder until `stack` is closed. Returns the state of its logs, or None if the run is finished."""
     run.refuse_other(config)
     stack.enter_context(run.lock())
     run.create(config)
@@ -169,7 +169,7 @@ def _claim(run: Run, config: RunConfig, stack: ExitStack) -> Whole | None:
 def _open_task(
     run: Run, config: RunConfig, mesh: Mesh, preparing: Callable[[], AbstractContextManager[OnBytes]]
 ) -> RunTask:
-    """Lets the first process prepare the data while the others wait."""
+    """Opens the task. The first process prepares the data while the others wait."""
     opened: list[RunTask] = []
 
     def prepare() -> str:
@@ -206,13 +206,13 @@ def _refuse_other_data(run: Run, task: RunTask) -> None:
 
 
 LONG_RUN = 2e14
-"""Number of floating-point operations from which on a run is compiled by default: about half an hour on two cores. Compiling a
-model of 60 million parameters took half a minute and was repaid after 1.2e14 operations (docs/performance.md)."""
+"""Minimum number of floating-point operations of a run that is compiled by default: about half an hour on two cores. Compiling
+a model of 60 million parameters took half a minute and was repaid after 1.2e14 operations (docs/performance.md)."""
 
 
 def _decided(config: RunConfig, device: torch.device, mesh: Mesh) -> RunConfig:
-    """The configuration with a decision on `compile`. Nothing but the configuration and the machine decides, so that a resumed
-    run is compiled if it was before."""
+    """The configuration with `compile` set to true or false. The decision depends only on the configuration and the machine, so
+    that a resumed run is compiled if it was before."""
     if config.runtime.compile is not None:
         return config
     train, model = config.train, config.model

@@ -1,7 +1,7 @@
 """Trained models that come with the package: a standard and a coupled one, for the explorer, analyses and tutorials.
 
-Both have 1.6 million parameters and have read the sources of Python's standard library, with the same seed and the same data.
-Each is a run folder with weights in bfloat16; `packing.py` makes it, and its README.md describes it.
+Both have 1.6 million parameters and were trained on the source code of Python's standard library, with the same seed and the
+same data. Each is a run folder with weights in bfloat16. `packing.py` creates it, and its README.md describes it.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def sample(name: str = "hamiltonian") -> Run:
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with the files of a sample model, if anything is."""
+    """A description of the damage to a sample model; None if it is intact."""
     try:
         checksums = dict(read_json(folder / "checksums.json", ADVICE))
     except (CoupledQKError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Makes a sample model of a finished run:
+"""Creates a sample model from a finished run:
 
     python -m coupledqk.samples.packing RUN_FOLDER src/coupledqk/samples/NAME
 
@@ -60,9 +60,9 @@ SHA-256 of the weights: `$checksum`
 
 
 def pack(run: Run, folder: Path) -> Run:
-    """Writes the best weights of a run in bfloat16 to a new folder, with all that is needed to use them and a model card."""
+    """Writes the best weights of a run in bfloat16 to a new folder, with everything needed to use them and a model card."""
     if not run.result:
-        raise CoupledQKError(f"{run.path} is not finished: a sample model is made of a finished run")
+        raise CoupledQKError(f"{run.path} is not finished: a sample model is created from a finished run")
     best, model = run.result["best"], run.model("best", "cpu")
     with atomic_path(folder) as temporary:
         packed = Run(temporary)
@@ -71,7 +71,7 @@ def pack(run: Run, folder: Path) -> Run:
             write_atomic(temporary / name, (run.path / name).read_bytes())
         corpus = {**run.info["corpus"], "corpus": text_of(packed.config).corpus}
         packed.write_json("info.json", {**run.info, "name": folder.name, "corpus": corpus})
-        # the speed of one machine says nothing about the model
+        # the speed depends on the machine
         packed.write_json("result.json", {**run.result, "seconds": None, "tokens_per_second": None})
         metrics = {name: value for name, value in best.items() if name not in ("kind", "step", "tokens")}
         Checkpoints(temporary / "checkpoints", keep=1).save_best(best["step"], model.to(torch.bfloat16), metrics)
@@ -113,7 +113,7 @@ def _card(run: Run, packed: Run) -> str:
 
 
 def _measured(run: Run, weights: Path) -> dict[str, Any]:
-    """Bits per byte and perplexity of the stored weights, of those that were trained, and of n-gram models."""
+    """Bits per byte and perplexity of the stored weights, of the weights as trained, and of n-gram models."""
     own = {
         "**this model, weights in bfloat16**": run.evaluate(checkpoint=weights.parent, device="cpu", progress=False),
         "the same as trained, in float32": run.evaluate(device="cpu", progress=False),

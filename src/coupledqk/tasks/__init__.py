@@ -1,1 +1,1 @@
-"""Tasks: what is trained."""
+"""Tasks, each of which defines the model and the data of a training run."""

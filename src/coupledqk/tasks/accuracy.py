@@ -1,4 +1,4 @@
-"""Loss and accuracy of answers."""
+"""Loss and accuracy of predictions."""
 
 from collections.abc import Iterable
 

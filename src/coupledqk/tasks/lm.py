@@ -30,7 +30,7 @@ class LanguageModelling:
 
     def __init__(self, config: RunConfig, corpus: TokenizedCorpus) -> None:
         n_valid = corpus.info.splits["valid"].tokens
-        if n_valid < 2:  # found before training, not at the first evaluation
+        if n_valid < 2:  # reported before training instead of at the first evaluation
             raise CoupledQKError(
                 f"the validation split of {text_of(config).corpus} has {n_valid} tokens: expected at least 2; use more text"
             )
@@ -47,7 +47,7 @@ class LanguageModelling:
 
     @classmethod
     def open(cls, config: RunConfig, on_bytes: Callable[[int], None] | None = None) -> Self:
-        """A run that starts from another one uses its tokenizer, since the embeddings belong to its tokens."""
+        """Opens the task. A run that starts from another run uses that run's tokenizer, to which the embeddings belong."""
         text, source = text_of(config), config.init_from
         return cls(config, prepare(text, on_bytes, tokenizer_for(text, RunFolder.open(source)) if source else None))
 
@@ -68,7 +68,7 @@ class LanguageModelling:
         return {**language_metrics(model, batches, n_bytes, mesh), **head_settings(model)}
 
     def final_measures(self, model: nn.Module) -> dict[str, Any]:
-        """Information about the tokens, n-gram models of them, and the loss by length of context."""
+        """The hash of the tokens, n-gram baselines on them, and the loss by length of context."""
         from ..data.ngram import ngram_baselines
 
         assert isinstance(model, TransformerLM)
@@ -122,8 +122,8 @@ def perplexity(loss: float) -> float:
 
 
 def perplexity_definition(split: str, seq_len: int, data: DataConfig, n_tokens: int) -> str:
-    """The definition of perplexity on `n_tokens` tokens of a split. They are the whole split if there are fewer than the
-    maximum number of tokens in the settings."""
+    """The definition of perplexity on `n_tokens` tokens of a split. They are the whole split if there are fewer of
+    them than the limit in the settings."""
     limit = {"train": data.max_tokens, "valid": data.max_valid_tokens}.get(split)
     if limit is None or n_tokens < limit:
         text = f"the whole {split} split ({n_tokens:,} tokens)"

@@ -1,4 +1,4 @@
-"""Low-rank updates of a model's attention projections, by PEFT."""
+"""Low-rank updates of a model's attention projections, with PEFT."""
 
 import re
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
 
 
 def tokenizer_for(text: DataConfig, source: RunFolder) -> Tokenizer:
-    """The tokenizer of the run that training starts from. Raises if the settings name one of another kind."""
+    """The tokenizer of the run that training starts from. Raises if the settings name a different kind of tokenizer."""
     tokenizer = run_tokenizer(source)
     if tokenizer.name != text.tokenizer.partition("@")[0]:
         raise CoupledQKError(

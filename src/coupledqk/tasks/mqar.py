@@ -18,7 +18,7 @@ from .lm import head_settings
 from .models import new_model
 
 ZOOLOGY_TEST_SEED = 2**32 - 1
-"""Seed of the test set, which no run uses."""
+"""Seed of the test set. Runs must not use it."""
 
 
 class AssociativeRecall:

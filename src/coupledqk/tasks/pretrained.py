@@ -1,4 +1,4 @@
-"""Fine-tuning a pretrained model of transformers on a GLUE task: all weights or low-rank updates, with or without coupling."""
+"""Fine-tuning a pretrained transformers model on a GLUE task: all weights or low-rank updates, with or without coupling."""
 
 import copy
 import hashlib
@@ -25,7 +25,7 @@ from .lora import add_lora
 
 
 class PretrainedClassifier(nn.Module):
-    """A model of transformers with a classification head, for rows that are padded on the right."""
+    """A transformers model with a classification head, for rows that are padded on the right."""
 
     def __init__(self, model: Any, takes_types: bool, coupling_lr: float = 1.0) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def load_pretrained(task: PretrainedConfig, seed: int) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         raise CoupledQKError(
             f"the pretrained model {source!r} cannot be loaded ({str(error).strip().splitlines()[0]}): expected a folder with "
-            "config.json, model.safetensors and tokenizer.json, or a model of the hub; docs/coupling.md says how to get it"
+            "config.json, model.safetensors and tokenizer.json, or a model of the hub; see docs/coupling.md for how to get it"
         ) from None
     return model, tokenizer
 

@@ -112,7 +112,7 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self, path: Path, model: nn.Module) -> Iterator[Path]:
-        """Yields a new folder that contains the weights, the same on all processes. It takes the name `path` when all processes
+        """Yields a new folder that contains the weights, the same for all processes. It is renamed to `path` when all of them
         have left the context."""
         weights = self.mesh.weights(model)
         with ExitStack() as stack:
@@ -147,7 +147,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def damage(folder: Path) -> str | None:
-    """Describes the damage to a checkpoint; None if it is intact."""
+    """A description of the damage to a checkpoint; None if it is intact."""
     try:
         checksums = read_json(folder / "checksums.json", "use another checkpoint")
         names = set(_files(folder)) - {"checksums.json"}
@@ -171,7 +171,7 @@ def _files(folder: Path) -> list[str]:
 
 @contextmanager
 def _sealed(path: Path) -> Iterator[Path]:
-    """Yields a new folder, to which checksums are added at the end. It replaces an existing folder from before a resume."""
+    """Yields a new folder, to which checksums are added at the end. It replaces an existing folder of the same name."""
     with atomic_path(path, replace=True) as folder:
         folder.mkdir()
         yield folder

@@ -12,7 +12,7 @@ RECOMPILE_LIMIT = 64
 
 
 def keep_many_models() -> None:
-    """Lets a process compile many models.
+    """Raises the recompilation limit, so that a process can compile many models.
 
     All models of a class share one cache of compiled code. A model beyond its size limit would silently run uncompiled.
     """
@@ -22,7 +22,7 @@ def keep_many_models() -> None:
 
 
 def can_compile() -> bool:
-    """Whether torch.compile works on this machine, found by compiling a small function, which takes seconds."""
+    """Whether torch.compile works on this machine. The test compiles a small function, which takes seconds."""
     try:
         torch.compile(torch.nn.functional.silu)(torch.ones(8))
     except Exception as error:
@@ -34,7 +34,7 @@ def can_compile() -> bool:
 
 @contextmanager
 def compiler_errors() -> Iterator[None]:
-    """Reports a failure of torch.compile as an error of one line."""
+    """Converts a failure of torch.compile into a CoupledQKError of one line."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Events of the training loop. Progress bars, logs, trackers and time budgets consume them; the loop does not depend on any."""
+"""Events of the training loop, consumed by progress bars, logs, trackers and time budgets. The loop does not depend on these."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True)
 class Started:
-    """Training begins at `step`: 0, or the step of the checkpoint it resumes from. `notes` list skipped checkpoints and
-    what makes the first step slow."""
+    """Training begins at `step`: 0, or the step of the checkpoint it resumes from. `notes` are messages about
+    skipped checkpoints and a slow first step."""
 
     step: int
     device: torch.device

@@ -22,7 +22,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that torchrun sets for each process."""
 
 SECONDS_TO_REPORT = 1.0
-"""Time that the process that reports an error has to print it."""
+"""Seconds that the other processes wait before they exit, so that the first one can print its error."""
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out", re.IGNORECASE)
 _numbers = itertools.count()

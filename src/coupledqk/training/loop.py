@@ -43,7 +43,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, mesh: Mesh = SINGLE) -> dict[str, Any]:
-        """Measures on held-out data, including "loss", of which lower is better.
+        """Metrics on held-out data, including "loss", for which lower is better.
 
         Batches are distributed over processes with `mesh.deal`, and sums over batches are added with `mesh.totals`.
         """
@@ -58,7 +58,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     mesh: Mesh = SINGLE,
 ) -> Iterator[Event]:
-    """Trains from the newest checkpoint, or from the given weights, up to the last step or until `stop()` on any process."""
+    """Trains from the newest checkpoint, or from the given weights, to the last step or until any process' `stop()` is true."""
     device = next(model.parameters()).device
     start, state, notes = checkpoints.load_newest(model)
     fast_model = mesh.wrap(model, bool(config.runtime.compile))
@@ -116,7 +116,7 @@ class StopRequestedError(Exception):
 def stoppable(model: nn.Module, stop: Callable[[], bool], mesh: Mesh) -> Iterator[None]:
     """Checks `stop()` before each forward pass, so that a long step or evaluation can be interrupted.
 
-    With several processes this does nothing: they must agree on stopping, which the loop does after each step.
+    With several processes this does nothing, since all of them must stop at the same step; the loop checks after each step.
     """
 
     def ask(*arguments: object) -> None:
@@ -150,7 +150,7 @@ def take_step(
     watch: "DivergenceWatch",
     mesh: Mesh = SINGLE,
 ) -> Step:
-    """One update from the global batch, accumulating gradients over micro-batches."""
+    """Takes one optimizer step on the global batch, accumulating gradients over micro-batches."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = parameters[0].device
     lr = lr_at(step, config.train)
@@ -213,7 +213,8 @@ class DivergenceWatch:
             self._fail(step, f"the loss stayed above {self.limit:.2f}, worse than chance, for {self.PATIENCE} steps")
 
     def gradient(self, step: int, norm: float, may_overflow: bool) -> None:
-        """Scaled fp16 gradients overflow occasionally; the update is then skipped and the loss scale reduced."""
+        """Raises if the gradient is not finite. Scaled fp16 gradients may overflow for some steps: their updates are skipped,
+        and the loss scale is reduced."""
         self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
         if self.overflows and (not may_overflow or self.overflows == self.PATIENCE):
             self._fail(step, f"the gradient became {norm}")

@@ -10,7 +10,7 @@ MB = 10**6
 
 
 class PeakMemory:
-    """Peak memory since the creation of this object, of the GPU that trains, or of the process if it trains on a CPU.
+    """Peak memory since the creation of this object: that of the GPU, or that of the process if it trains on a CPU.
 
     If a process trains several runs, the peak is reset for each on Linux and CUDA. Elsewhere it is the peak of the process.
     """

@@ -1,4 +1,4 @@
-"""AdamW and its schedule, as in the paper's recipes."""
+"""AdamW and the learning-rate schedule, as in the paper's recipes."""
 
 import math
 
@@ -9,7 +9,7 @@ from ..config import TrainConfig
 
 
 def lr_at(step: int, config: TrainConfig) -> float:
-    """The learning rate of update `step`, counted from 0: linear from 0 to the peak, then down to 0."""
+    """The learning rate of update `step`, counted from 0: a linear warm-up from 0 to the peak, then a decay to 0."""
     if step < config.warmup:
         return config.lr * step / config.warmup
     progress = (step - config.warmup) / max(1, config.steps - config.warmup)
@@ -19,7 +19,7 @@ def lr_at(step: int, config: TrainConfig) -> float:
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, not on norms, step sizes, gates or λ.
 
-    A model may have `lr_scales`: by the name of a parameter, its learning rate as a multiple of the schedule's.
+    The optional attribute `lr_scales` of a model maps names of parameters to multiples of the schedule's learning rate.
     """
     scales: dict[str, float] = getattr(model, "lr_scales", {})
     trained = [(scales.get(name, 1.0), p) for name, p in model.named_parameters() if p.requires_grad]

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is sharded over processes. It does not import PyTorch's DTensor, which would take seconds."""
+    """Whether a tensor is sharded over processes. The check does not import PyTorch's DTensor, which would take seconds."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded. All processes must call it."""
+    """The whole tensor, gathered from all processes if it is sharded. All processes must call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
