@@ -211,7 +211,7 @@ def test_folders_that_hold_no_coupled_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CoupledQKError, match=r"no config\.json"):
         load_coupled(tmp_path)
     fresh().save_pretrained(tmp_path)
-    with pytest.raises(CoupledQKError, match=r"not of a coupled model: load it with from_pretrained"):
+    with pytest.raises(CoupledQKError, match=r"does not contain a coupled model: load it with from_pretrained"):
         load_coupled(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"coupledqk": to_table(dynamics_of("euler", {}))}))
