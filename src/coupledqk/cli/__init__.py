@@ -1,6 +1,6 @@
-"""The command line, which parses arguments, calls the library and prints. Torch is imported only by commands that need it.
+"""The command line: it parses arguments, calls the library and prints results. Torch is imported only by commands that need it.
 
-A command is a frozen dataclass whose fields are its flags and whose docstring is its help, with `run()`.
+A command is a frozen dataclass with a method `run`. Its fields are its flags, and its docstring is its help text.
 """
 
 import errno
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make_streams_writable() -> None:
-    """Lets the command print any text: a character that the encoding of the terminal lacks is printed as "?", and a closed
-    stream discards the text."""
+    """Makes any text printable: a character that the encoding of the terminal lacks is printed as "?", and a closed stream
+    discards the text."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

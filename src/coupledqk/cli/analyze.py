@@ -32,7 +32,7 @@ class Analyze(WithSample, WithPlugin, Drawing, Analysis):
     out: Path = Path("analysis")
     """Folder for analysis.json and the figures."""
     figures: bool = False
-    """Draw figures too, as SVG, PDF and PNG."""
+    """Also draw figures, as SVG, PDF and PNG."""
     json: bool = False
     """Print JSON instead of tables."""
 

@@ -31,15 +31,15 @@ class Bench(WithPlugin, Benchmark):
         coupledqk bench --kernels
         coupledqk bench --device cuda --precision fp16 --batch 8 --impl auto triton
 
-    Contenders are timed in round-robin order, so that load on the machine affects all of them alike. Speeds are relative to
+    Models are timed in round-robin order, so that load on the machine affects all of them alike. Speeds are relative to
     standard in the same round. The table shows the median of these ratios with quartiles, or with a confidence interval over
     launches. Load from other processes is measured, printed and saved. A model that fails its numerics check is not timed.
     """
 
     kernels: bool = False
-    """Compile the Triton kernels for three generations of GPUs instead, and print the registers and memory they need."""
+    """Instead of benchmarking, compile the Triton kernels for three GPU generations and print their register and memory use."""
     check: Path | None = None
-    """Validate a result file instead: check its format, and that its figures follow from its timings."""
+    """Instead of benchmarking, validate a result file: check its format, and that its figures follow from its timings."""
     save: Path | None = None
     """Write JSON, CSV and charts to this folder."""
     json: bool = False

@@ -16,9 +16,9 @@ from .queue import WithQueue
 class Compare(WithQueue):
     """Test whether coupling helps on your own text: an answer with its uncertainty and its cost, within a time budget.
 
-    Trains pairs of small models, one with standard and one with coupled (euler) attention, until the result is conclusive, both
-    are shown to be equivalent within ±1%, or the budget is spent. If interrupted, the same command resumes from the last
-    checkpoints. If the budget was spent before all planned pairs were trained, it adds the others.
+    Trains pairs of small models, one with standard and one with coupled (euler) attention, until the result is conclusive, the
+    two are shown to be equivalent within ±1%, or the budget is spent. If interrupted, the same command resumes from the last
+    checkpoints. If the budget was spent before all planned pairs were trained, the same command trains the remaining pairs.
 
     Try it:
 
@@ -28,7 +28,7 @@ class Compare(WithQueue):
     """
 
     corpus: str = ""
-    """The text: a file, a folder, or the name of a corpus."""
+    """Text to train on: a file, a folder, or the name of a corpus."""
     minutes: float = 30
     """Time budget in minutes. It determines the length of the runs and the number of pairs of seeds."""
     all: bool = False

@@ -29,7 +29,7 @@ class Completion:
     """
 
     shell: Literal["bash", "zsh", "fish"]
-    """The shell that reads the script."""
+    """Shell to write the script for."""
 
     def run(self) -> None:
         from . import COMMANDS

@@ -13,7 +13,7 @@ from ..terminal import table
 
 @dataclass(frozen=True)
 class Data:
-    """Tokenize a corpus, show what it contains (bytes, documents, tokens, content hash), or verify its tokens.
+    """Tokenize a corpus, show its statistics (bytes, documents, tokens, content hash), or verify its tokens.
 
     Try it:
 
@@ -25,7 +25,7 @@ class Data:
 
     action: Literal["prepare", "info", "verify"]
     """prepare tokenizes the corpus and prints where the tokens are stored. info prints statistics of the corpus and tokenizes
-    it if needed. verify reads all stored tokens and compares their checksums."""
+    it if needed. verify reads all stored tokens and verifies their checksums."""
     corpus: str = "python-stdlib"
     """Corpus: python-stdlib, wikitext-2, wikitext-103, openwebtext, pubmed, or a local file or folder."""
     tokenizer: str = "bpe:2048"
@@ -34,7 +34,7 @@ class Data:
     data_dir: Path | None = None
     """Folder with a local copy of a named corpus. By default the corpus is loaded from the Hugging Face hub."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """How text that is not valid UTF-8 is handled: strict raises an error, replace substitutes invalid bytes by U+FFFD."""
+    """How text that is not valid UTF-8 is handled: strict raises an error, replace converts invalid bytes to U+FFFD."""
     jobs: int | None = None
     """Number of processes that tokenize, by default one per core. The tokens do not depend on it."""
     json: bool = False

@@ -15,8 +15,8 @@ from .output import command_line, exit_unless_finished, train_plans
 class Demo:
     """Train a standard and a coupled model on Python code side by side, offline, in under five minutes on two cores.
 
-    Trains both on the sources of Python's standard library, with the same seed and the same data, and compares them with n-gram
-    models of the same text. If interrupted, the same command resumes from the last checkpoints.
+    Trains both on the source code of Python's standard library, with the same seed and the same data, and compares them with
+    n-gram models of the same text. If interrupted, the same command resumes from the last checkpoints.
 
     Try it:
 

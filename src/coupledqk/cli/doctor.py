@@ -13,8 +13,8 @@ MARKS = {"ok": "✓", "absent": "–", "problem": "✗"}
 class Doctor:
     """Check this environment: packages, extras, GPU, Triton, folders, tokenizer, the speed of matrix products.
 
-    Each line is one check: ✓ works, – is optional and not available, ✗ is a problem, with advice. The exit code is 1 if
-    there is a problem.
+    Each line is the result of one check: ✓ for working, – for optional and not available, ✗ for a problem, with advice on how
+    to solve it. The exit code is 1 if there is a problem.
 
     Try it:
 
@@ -23,7 +23,7 @@ class Doctor:
     """
 
     json: bool = False
-    """Print JSON instead of lines."""
+    """Print JSON instead of text."""
 
     def run(self) -> None:
         from ..doctor import examine

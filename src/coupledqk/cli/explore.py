@@ -29,11 +29,11 @@ class Explore(WithSample, WithPlugin):
     run_folders: tuple[Path, ...]
     """One run folder, or two to compare."""
     text: str = TEXT
-    """Text for the runs to read; - reads it from standard input."""
+    """Input text; - reads it from standard input."""
     cut: bool = False
-    """Truncate a text that is too long instead of refusing it."""
+    """Truncate a text that is too long instead of rejecting it."""
     out: Path = Path("explore.html")
-    """Page to write."""
+    """HTML file to write."""
     serve: bool = False
     """Serve a page in which you can type texts, instead of writing a file."""
     port: int = 8000

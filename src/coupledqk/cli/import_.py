@@ -16,8 +16,8 @@ class Import:
         coupledqk import exported/NAME --out runs/again
         coupledqk eval runs/again --corpus other-texts/
 
-    The folder may be written by `coupledqk export`, or by `save_pretrained` of a coupledqk model or of a DiffLlama with its
-    tokenizer.
+    The folder may have been written by `coupledqk export`, or by `save_pretrained` of a coupledqk model or of a DiffLlama
+    with its tokenizer.
     """
 
     folder: Path

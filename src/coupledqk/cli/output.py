@@ -26,7 +26,7 @@ def command_line() -> str:
 
 
 def train_plans(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines | None" = None) -> "Queue":
-    """Trains the unfinished runs of some plans, with progress on the terminal. Ctrl-C stops it."""
+    """Trains the unfinished runs of some plans, with progress on the terminal. Ctrl-C stops the training."""
     from ..lab.laboratory import run_plans
     from ..lab.machines import LOCAL
 

@@ -1,4 +1,4 @@
-"""--plugin FILE.py, for every command that builds or loads models."""
+"""The flag --plugin FILE.py, for every command that builds or loads models."""
 
 from dataclasses import dataclass
 from pathlib import Path

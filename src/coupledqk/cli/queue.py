@@ -1,4 +1,4 @@
-"""--jobs, --engine and its options, for every command that trains on the laboratory's queue."""
+"""The flags --jobs, --engine and options of the engines, for every command that trains on the laboratory's queue."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,8 +14,8 @@ class WithQueue(WithPlugin):
     """A command that trains many runs."""
 
     jobs: int | None = None
-    """Number of runs at a time. By default: locally the number of cores divided by the threads per run, with ray as many
-    as fit, with slurm 16."""
+    """Number of runs to train at a time. The default is the number of cores divided by the threads per run on this machine, as
+    many as fit with ray, and 16 with slurm."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where runs are trained: on this machine, or on a Ray or Slurm cluster that shares its disk (docs/scaling.md)."""
     address: str | None = None

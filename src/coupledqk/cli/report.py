@@ -25,10 +25,10 @@ class Report(WithPlugin):
     out: Path = Path("report.html")
     """File to write (short form: -o). Its name must end in .html, .md or .tex, which selects the format."""
     figures: Path | None = None
-    """Folder to which the charts are also written: all as SVG, the curves as PDF, too."""
+    """Folder to which the charts are also written: all charts as SVG, and the curves as PDF as well."""
     merge: Path | None = None
-    """File to write the merged outcome to. Merges outcome files of one experiment with different seeds, and rows in common with
-    other experiments, and reports on the result."""
+    """Merge the outcome files, write the merged outcome to this file, and report on it. The files belong to one experiment with
+    different seeds, or to experiments that have rows in common with the first."""
 
     def run(self) -> None:
         paths = self.paths

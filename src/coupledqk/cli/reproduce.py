@@ -34,7 +34,7 @@ class Reproduce(WithQueue):
     """
 
     names: tuple[str, ...]
-    """Names of experiments, TOML files, or all: every experiment of the package that has the scale, except smoke."""
+    """Names of experiments, TOML files, or all: every experiment of the package at the given --scale, except smoke."""
     scale: Literal["mini", "paper"] = "mini"
     """Scale of the experiment: mini (minutes per run on one core) or paper (the paper's exact recipes, for GPUs)."""
     seeds: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Reproduce(WithQueue):
             self.measure(each)
 
     def chosen(self) -> "Sequence[Experiment]":
-        """The experiments that were named, each once."""
+        """The selected experiments, without duplicates."""
         from ..lab.experiment import load, names
 
         named = [load(name) for name in self.names if name != "all"]

@@ -10,7 +10,7 @@ from .plugin import WithPlugin
 
 @dataclass(frozen=True)
 class Runs(WithPlugin):
-    """List the runs below a folder: the model and task of each run, its progress, and its best validation.
+    """List the runs below a folder: the model and task of each run, its progress, and its best validation result.
 
     Try it:
 

@@ -1,4 +1,4 @@
-"""--sample, for commands that look at trained runs."""
+"""The flag --sample, for commands that use trained runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class WithSample:
     """Use the trained models that come with the package instead of run folders."""
 
     def folders(self, given: Sequence[Path], names: Sequence[str] = ("standard", "hamiltonian")) -> tuple[Path, ...]:
-        """The folders to look at: those that were given, or the sample models of these names."""
+        """The given run folders, or with --sample those of the sample models with these names."""
         if not self.sample:
             return tuple(given)
         if given:

@@ -18,7 +18,7 @@ from ..terminal import is_first_process
 from .settings import WithSettings, settings_help
 
 SECONDS_FOR_FIRST = 5.0
-"""Time after which another process reports an error that the first process of its job has not found."""
+"""Seconds after which another process reports an error that the first process of its job has not reported."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Train(WithSettings):
 
 @contextlib.contextmanager
 def reported_by_first() -> Iterator[None]:
-    """Lets the first process of a job report an error that all processes find: torchrun ends the others while they wait."""
+    """Makes the first process of a job report an error that occurs on all of them. The others wait until torchrun ends them."""
     try:
         yield
     except CoupledQKError:
