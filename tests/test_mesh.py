@@ -183,7 +183,7 @@ def test_what_processes_disagree_about_is_refused_once(job: Finished) -> None:
     expected = {
         "settings": "different settings: runtime.micro_batch is 1 on the first and 2 on rank 1, train.lr is 0.1 on the first",
         "batch": "batch_size=1 is too small for 2 processes: start at most 1",
-        "folder": "holds another run; different are seed (0 there, 5 now)",
+        "folder": "contains another run with different settings: seed (0 there, 5 now)",
     }
     for what, line in expected.items():
         said, silent = sorted((report[what] for report in reports), key=lambda text: text == "silent")

@@ -5,7 +5,7 @@ from .signals import end_on_signals
 
 def main() -> None:
     with end_on_signals():
-        from .cli import main as run  # signals end the program while it is still being imported, too
+        from .cli import main as run  # imported here, so that signals also end the program during the import
 
         run()
 

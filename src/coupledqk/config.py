@@ -17,15 +17,15 @@ from .plugins import Plugin
 from .schema import check_fields, require, require_finite, require_range, to_dict
 
 COUNT = 10**12
-"""At most so many steps, tokens or examples: far beyond what can be trained, and well within 64 bits."""
+"""Maximum number of steps, tokens or examples: far beyond what can be trained, and well within 64 bits."""
 SIZE = 2**24
-"""At most so many rows or columns of a matrix."""
+"""Maximum number of rows or columns of a matrix."""
 MOST_JOBS = 10_000
-"""At most so many processes at a time."""
+"""Maximum number of processes at a time."""
 MOST_TOKENS = 2**28
-"""At most so many tokens in a global batch."""
+"""Maximum number of tokens in a global batch."""
 LARGEST_STEP_SIZE = 1000.0
-"""Of dt = exp(tau), in settings and in weights that are loaded. Learned values stay below 10; e^20 would overflow q and k."""
+"""Maximum of dt = exp(tau) in settings and in loaded weights. Learned values stay below 10; e^20 would overflow q and k."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class DynamicsConfig:
     """The token-local map (q, k) -> (q, k) before scoring."""
 
     method: str = "none"
-    """How q and k move: an integrator of q' = k, k' = f(q), a control in which only one of them moves, or affine coupling."""
+    """Update rule of q and k: an integrator of q' = k, k' = f(q), a control that updates only q or k, or affine coupling."""
     force: str = "mlp"
-    """The function f; one per layer, shared by its heads."""
+    """The force f in k' = f(q). Each layer has one, shared by its heads."""
     n_steps: int = 3
     """Number of integration steps n."""
     step_size: float = 0.1
@@ -63,7 +63,7 @@ class ScoringConfig:
     """How the attention output is computed from the evolved q and k and from v."""
 
     kind: str = "softmax"
-    """How attention weights and output are computed: softmax, the difference of two softmax maps, or another scoring of
+    """How attention weights and output are computed: softmax, the difference of two softmax maps, or another scoring in
     `registry.py`."""
     flavour: Literal["paper", "official"] = "paper"
     """Parametrisation of lambda in differential scoring: one learned scalar per head (paper), or the four vectors of the
@@ -83,7 +83,7 @@ class AttentionConfig:
     group_size: int = 1
     """Number of query heads per key and value head (grouped-query attention); 1 is multi-head attention."""
     qk_norm: bool = False
-    """RMSNorm on every query and key before the dynamics."""
+    """Apply RMSNorm to queries and keys before the dynamics."""
     causal: bool = True
     """Causal attention: no token attends to a later one. Encoders need false."""
     value_residual: bool = field(default=False, metadata={"absent": False})
@@ -166,7 +166,7 @@ class DataConfig:
     """Which tokens are used if max_tokens or max_valid_tokens limits them: those of documents in an order shuffled by a hash,
     or the first tokens of the split. Runs made before this setting existed use the first tokens."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """How text that is not valid UTF-8 is handled: strict raises an error, replace substitutes invalid bytes by U+FFFD."""
+    """How text that is not valid UTF-8 is handled: strict raises an error, replace converts invalid bytes to U+FFFD."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -175,7 +175,7 @@ class DataConfig:
 
     @property
     def measure(self) -> Measure:
-        """What the task is judged by."""
+        """The measure by which runs of this task are compared."""
         return PERPLEXITY
 
 
@@ -231,7 +231,7 @@ class MQARConfig:
 
     @property
     def measure(self) -> Measure:
-        """What the task is judged by."""
+        """The measure by which runs of this task are compared."""
         return ACCURACY
 
 
@@ -252,7 +252,7 @@ class SentenceConfig:
 
     @property
     def measure(self) -> Measure:
-        """What the task is judged by."""
+        """The measure by which runs of this task are compared."""
         return ACCURACY
 
 
@@ -369,10 +369,10 @@ class RuntimeConfig:
     micro_batch: int | None = None
     """Number of sequences per forward and backward pass; the whole batch by default. Smaller values need less memory."""
     gradient_checkpointing: bool = False
-    """Recompute each block in the backward pass: less memory, about a third more time."""
+    """Recompute each block in the backward pass, which saves memory and takes about a third more time."""
     compile: bool | None = None
-    """Compile the model with torch.compile; with several processes, each layer on its own. By default, language models are
-    compiled that train in one process on a CPU for long enough to repay it."""
+    """Compile the model with torch.compile; with several processes, compile each layer separately. By default, a language model
+    is compiled if it trains in one process on a CPU for long enough to repay the compilation."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How the processes that torchrun starts train one model: each holds the whole model (ddp), or a shard of its weights,
     gradients and optimizer state (fsdp). It has no effect in a single process."""

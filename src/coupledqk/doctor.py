@@ -77,7 +77,7 @@ def requirements() -> list[Requirement]:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, each as soon as it is known."""
+    """Yields all findings, each as soon as it is available."""
     system = f"{platform.system()} {platform.machine()}, {available_cores()} cores"
     yield Finding("coupledqk", "ok", f"{__version__}, Python {platform.python_version()}, {system}")
     yield from _packages()

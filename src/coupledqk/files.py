@@ -35,7 +35,7 @@ class FileError(CoupledQKError):
 
 
 def in_shell(path: PathLike) -> str:
-    """A path as a word of a shell command that a message suggests."""
+    """A path, quoted for a shell command in a message."""
     return shlex.quote(os.fspath(path))
 
 
@@ -183,7 +183,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a temporary, whether its writer is running or was killed."""
+    """Whether this is the name of a temporary, even if its writer was killed."""
     return _TEMPORARY.fullmatch(name) is not None
 
 

@@ -1,10 +1,11 @@
-"""A lease on a folder: at most one process at a time writes there, also on network disks without file locks. Torch-free.
+"""A lease on a folder: at most one process at a time writes to it, even on network disks without file locks. Torch-free.
 
-A lease is a numbered file in a folder of its own; the one with the highest number counts. It names the process that holds it
-and contains a counter, which that process increases every few seconds. Whoever wants the lease creates the next number with
-O_EXCL, which succeeds for exactly one process, once the present holder has released it, has died, or has not moved its
-counter for EXPIRY_SECONDS. The process that waits measures this time itself, so clocks of two machines are never compared.
-Numbers are never used again: a holder that was replaced, for example because it was suspended, finds a higher one.
+A lease is a numbered file in a separate folder; the file with the highest number is the current lease. It contains the name of
+the process that holds it and a counter, which that process increments every few seconds. Once the holder has released the
+lease, has exited, or has not incremented its counter for EXPIRY_SECONDS, another process can acquire the lease by creating the
+file with the next number with O_EXCL, which succeeds for exactly one process. The waiting process measures this time itself, so
+clocks of two machines are never compared. Numbers are never reused: a holder that was replaced, for example because it was
+suspended, finds a higher number.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ from .errors import CoupledQKError
 HEARTBEAT_SECONDS = 5.0
 EXPIRY_SECONDS = 60.0
 PATIENCE_SECONDS = 0.5
-"""A process that is being killed holds its lease for an instant longer."""
+"""Time to wait for a holder on this machine, since a process that is being killed holds its lease for a moment longer."""
 POLL_SECONDS = 0.1
 SIZE = 512
-"""Bytes of a lease. All are written at once, so that no reader sees a part."""
+"""Size of a lease in bytes. A lease is written in one call, so that readers never see a part of it."""
 
 
 class HeldLeaseError(CoupledQKError):
@@ -34,11 +35,11 @@ class HeldLeaseError(CoupledQKError):
 
 
 class LostLeaseError(HeldLeaseError):
-    """Another process holds the lease now, which was this process' before."""
+    """Another process has taken over the lease that this process held."""
 
 
 class Lease:
-    """A lease that this process holds. While the context is open, a thread increases its counter."""
+    """A lease held by this process. While the context is open, a thread increments its counter."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.path, self.number = folder / f"{number:07d}", number
@@ -58,21 +59,21 @@ class Lease:
             self._write({"released": True})
 
     def check(self) -> None:
-        """Raises if the lease is lost. The disk is asked only if the last heartbeat is late."""
+        """Raises if the lease is lost. The disk is read only if the last heartbeat is late."""
         if self.lost or _clock() - self.last_beat > 2 * HEARTBEAT_SECONDS:
             self.verify()
 
     def verify(self) -> None:
-        """Raises if the lease is lost, as the disk says now."""
+        """Reads the disk and raises if the lease is lost."""
         if self.lost or not self._is_newest():
             self.lost = True
             raise LostLeaseError(
-                f"another process has taken over {self.path.parent.parent}, since this one had shown no sign of life for "
+                f"another process has taken over {self.path.parent.parent}, since this one had no heartbeat for "
                 f"{EXPIRY_SECONDS:.0f} s: it stops here and writes nothing more"
             )
 
     def beat(self) -> None:
-        """Increases the counter."""
+        """Increments the counter."""
         if not self._is_newest():
             self.lost = True
             return
@@ -89,7 +90,7 @@ class Lease:
         return _highest(self.path.parent) == self.number
 
     def _write(self, content: dict[str, Any]) -> None:
-        """Never creates the file: whoever takes over removes it."""
+        """Overwrites the file. It is never created here, since the process that takes over the lease removes it."""
         descriptor = os.open(self.path, os.O_WRONLY)
         try:
             os.write(descriptor, _encoded(content))
@@ -99,9 +100,9 @@ class Lease:
 
 
 def acquire(folder: Path) -> Lease | None:
-    """The lease of a folder, or None if another process holds it.
+    """Acquires the lease of a folder; None if another process holds it.
 
-    If the holder is on another machine this takes until its next heartbeat, or EXPIRY_SECONDS if there is none.
+    If the holder is on another machine, this takes until its next heartbeat, or EXPIRY_SECONDS if there is none.
     """
     _make(folder)
     began = time.monotonic()
@@ -125,7 +126,7 @@ def acquire(folder: Path) -> Lease | None:
 
 
 def wait_for(folder: Path) -> Lease:
-    """The lease of a folder, as soon as it is free."""
+    """Waits until the lease of a folder is free and acquires it."""
     while (lease := acquire(folder)) is None:
         time.sleep(POLL_SECONDS)
     return lease
@@ -134,8 +135,8 @@ def wait_for(folder: Path) -> Lease:
 def is_held(folder: Path) -> bool:
     """Whether a process holds the lease, without waiting for a heartbeat.
 
-    If the holder is on another machine, the time of its last heartbeat is read from the file, by clocks that may differ: this
-    is good enough to be shown, and `acquire` does not rely on it.
+    If the holder is on another machine, the time of its last heartbeat is that of the file, by clocks that may differ. This
+    is accurate enough for display; `acquire` does not rely on it.
     """
     number, content = _newest(folder)
     state = _state(content)
@@ -144,11 +145,11 @@ def is_held(folder: Path) -> bool:
     try:
         return time.time() - _path(folder, number).stat().st_mtime < 2 * EXPIRY_SECONDS
     except OSError:
-        return True  # replaced in this instant
+        return True  # the file has just been replaced
 
 
 def _create(folder: Path, number: int) -> Lease | None:
-    """The lease of this number, unless another process has it or a higher one."""
+    """The lease with this number; None if another process holds it or a later one."""
     lease = Lease(folder, number)
     try:
         descriptor = os.open(lease.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -160,7 +161,7 @@ def _create(folder: Path, number: int) -> Lease | None:
     finally:
         os.close(descriptor)
     numbers = _numbers(folder)
-    if max(numbers, default=0) > number:  # it was free when this process looked, some leases ago
+    if max(numbers, default=0) > number:  # later leases were created after this one was found to be free
         lease.path.unlink(missing_ok=True)
         return None
     for older in numbers:
@@ -177,7 +178,7 @@ def _make(folder: Path) -> None:
 
 
 def _newest(folder: Path) -> tuple[int, bytes]:
-    """Number and content of the lease that counts; number 0 and one that is released if there is none."""
+    """Number and content of the current lease; number 0 and the content of a released lease if there is none."""
     while True:
         number = _highest(folder)
         if number == 0:
@@ -191,7 +192,7 @@ def _newest(folder: Path) -> tuple[int, bytes]:
 
 
 def _state(content: bytes) -> Literal["free", "held", "unknown"]:
-    """unknown: the holder is on another machine, or has not written its name yet."""
+    """The state of a lease; "unknown" if the holder is on another machine or has not written its name yet."""
     try:
         found = json.loads(content)
         if not isinstance(found, dict):
@@ -231,7 +232,7 @@ def _path(folder: Path, number: int) -> Path:
 
 @cache
 def machine() -> str:
-    """The scope in which a process number means one process: host, boot and, in containers, their own numbering."""
+    """Identifies the scope in which process ids are unique: host, boot and, in containers, the PID namespace."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -244,10 +245,10 @@ def _this_process() -> dict[str, Any]:
 
 
 def _process_start(pid: int) -> str | None:
-    """When a process of this machine was started; empty if the system does not say, None if there is no such process."""
+    """The start time of a process on this machine; empty if the system does not provide it, None if there is no process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]  # a zombie has ended
+        return None if fields[0] in "ZX" else fields[19]  # a zombie has exited
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
@@ -261,5 +262,5 @@ def _process_start(pid: int) -> str | None:
 
 
 def _clock() -> float:
-    """Seconds, including those in which the machine was suspended."""
+    """Time in seconds, including the time in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -33,9 +33,9 @@ RECIPES: dict[str, RunConfig] = {
         model=preset("mini", vocab_size=1024, n_positions=64),
         train=replace(_MINI_MODERN.train, batch_size=16, seq_len=64),
     ),
-    # The same number of tokens with RoPE and qk_norm reaches 1.85 bits per byte on WikiText-2, against 1.92 of `mini` and 2.09
-    # of a Kneser-Ney bigram model (one seed). `coupledqk reproduce recipe-search` compares vocabularies, widths, numbers of
-    # heads, batch sizes and learning rates.
+    # The same number of tokens with RoPE and qk_norm reaches 1.85 bits per byte on WikiText-2, against 1.92 for `mini` and
+    # 2.09 for a Kneser-Ney bigram model (one seed). `coupledqk reproduce recipe-search` compares vocabularies, widths, numbers
+    # of heads, batch sizes and learning rates.
     "mini-modern": _MINI_MODERN,
     "nano": RunConfig(
         model=preset("nano", vocab_size=2048, n_positions=256),
@@ -117,8 +117,8 @@ def glue_recipe(
 ) -> RunConfig:
     """The configuration that fine-tunes a pretrained run on a GLUE task, with the seed of the pretrained run.
 
-    The number of steps follows from the numbers of epochs and examples. Learning rate and epochs are the paper's; it describes
-    the other settings only as "BERT-style", and they are our choice.
+    The number of steps follows from the numbers of epochs and examples. Learning rate and epochs are the paper's. It describes
+    the other settings only as "BERT-style", so they are our choice.
     """
     if dataset not in GLUE_EPOCHS:
         raise unknown("GLUE task", dataset, GLUE_EPOCHS)

@@ -1,17 +1,17 @@
-"""A run is a folder. Torch-free, so that reports can read runs without it.
+"""Run folders, each of which contains a run. Torch-free, so that reports can read runs without importing torch.
 
 config.toml      the complete configuration
-info.json        what else decides or explains the numbers: corpus and its hash; commit, versions and machine of each start
-metrics.jsonl    deterministic values, a line per record ("train" or "valid")
+info.json        further information about the results: corpus and its hash; commit, versions and machine of each start
+metrics.jsonl    deterministic values, one line per record ("train" or "valid")
 timing.jsonl     wall-clock values
-result.json      best and final validation, written when the run is finished; of a language model also n-gram baselines on the
-                 same tokens and the loss by the length of the context (`baselines.py` reads them)
-tokenizer.json   what is needed to encode and decode text
+result.json      best and final validation, written when the run is finished; for a language model also n-gram baselines on the
+                 same tokens and the loss by the length of the context (read by `baselines.py`)
+tokenizer.json   the definition of the tokenizer
 checkpoints/     step-0001000/ ... and best-0001000/
-lock/            which process is training it (`lease.py`)
+lock/            the lease of the process that trains the run (`lease.py`)
 
-Each of these files holds a checksum of its content (`sealed.py`; checkpoints have a file of checksums), so that damage is
-found when it is read. Folders from before there were checksums can be read too.
+Each of these files contains a checksum of its content (`sealed.py`; checkpoints have a file of checksums), so that damage is
+detected when it is read. Folders written before checksums were introduced can be read as well.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ LOGS = ("metrics.jsonl", "timing.jsonl")
 
 @dataclass(frozen=True)
 class Whole:
-    """How far the logs of a run are complete."""
+    """The part of a run's logs that is complete."""
 
     until: float
-    """The last step with all records; infinite if nothing is missing."""
+    """Last step up to which all records exist; infinite if none is missing."""
     fault: str | None = None
-    """What is wrong after that step."""
+    """Description of the damaged or missing record after that step."""
     unvalidated: int | None = None
     """The next step, if only its validation is missing."""
 
@@ -95,7 +95,7 @@ class RunFolder:
     def info(self) -> dict[str, Any]:
         """The content of info.json; empty until the run is started. "starts" has an entry for each start and resume."""
         info = self.read_json("info.json", "move it away; resuming the run writes it again")
-        if info and "starts" not in info:  # written before every start was kept
+        if info and "starts" not in info:  # written by a version that recorded only one start
             info["starts"] = [{key: info.pop(key, None) for key in ("started", "commit", "versions", "machine")}]
         return info
 
@@ -107,8 +107,8 @@ class RunFolder:
         return result
 
     def read_json(self, name: str, advice: str) -> dict[str, Any]:
-        """A JSON file of the folder, verified; empty if it does not exist. `advice` tells the user what to do if it is
-        damaged."""
+        """The content of a JSON file in the folder, verified; empty if it does not exist. `advice` ends the error message for a
+        damaged file and tells the user what to do."""
         path = self.path / name
         if not path.is_file():
             return {}
@@ -135,7 +135,7 @@ class RunFolder:
         return self._read_log("timing.jsonl")
 
     def _read_log(self, name: str) -> list[dict[str, Any]]:
-        """A last line that has no end is left out, unless the run is finished: its writer was killed or is writing it."""
+        """The records of a log. Unless the run is finished, an incomplete last line, which may still be written, is ignored."""
         result, log = self._result(), _read_log(self.path / name)
         fault = log.fault if result or not log.torn else None
         if fault is None and name in result.get("logs", {}) and log.crc != result["logs"][name]:
@@ -151,7 +151,7 @@ class RunFolder:
         return self.read_json("result.json", "move it away; resuming the run writes it again")
 
     def whole(self) -> Whole:
-        """How far the logs are whole. What training has to compute again begins after it."""
+        """The part of the logs that is complete. Training has to repeat the steps after it."""
         found = [Whole(float("inf"))]
         finished = self._result().get("logs", {})
         for name in LOGS:
@@ -170,7 +170,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one process at a time writes to a run, on all machines that share its disk. Heartbeats show that it lives."""
+        """Locks the run against other processes on all machines that share its disk. Heartbeats keep the lock valid."""
         with file_errors(self.path, "write"):
             held = lease.acquire(self._lock_path)
         if held is None:
@@ -185,12 +185,12 @@ class RunFolder:
                 self._lease = None
 
     def check_lock(self) -> None:
-        """Raises if this process has lost the run to another one. It is cheap, and does nothing if this process has no lock."""
+        """Raises if another process has taken over the run. It is cheap, and does nothing if this process has no lock."""
         if self._lease is not None:
             self._lease.check()
 
     def verify_lock(self) -> None:
-        """`check_lock` that always asks the disk, for use before something is written that must not be lost."""
+        """Like `check_lock`, but always reads the disk. It is called before writing files that must not be lost."""
         if self._lease is not None:
             self._lease.verify()
 
@@ -218,11 +218,12 @@ class RunFolder:
             if not path.startswith("runtime.") and path != "task.data_dir" and ours.get(path) != theirs.get(path)
         ]
         raise CoupledQKError(
-            f"{self.path} holds another run; different are {', '.join(changed)}: choose another --out, or the same settings"
+            f"{self.path} contains another run with different settings: {', '.join(changed)}; choose another --out, or use "
+            "the same settings"
         )
 
     def _is_damaged(self, config: RunConfig) -> bool:
-        """Whether config.toml is damaged and can be written again, since info.json says that it described the same run."""
+        """Whether config.toml is damaged and can be written again, since info.json contains the identity of the same run."""
         try:
             return not self.config
         except CoupledQKError:
@@ -302,7 +303,7 @@ def published(config: RunConfig) -> RunConfig:
 
 
 def task_name(config: RunConfig) -> str:
-    """A short name of what a run learns: its corpus or its task."""
+    """A short name of the run's corpus or task."""
     task = config.task
     if isinstance(task, DataConfig):
         return Path(task.corpus).name.partition(".")[0] or "corpus"

@@ -23,7 +23,7 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
 
 
 def require_range(config: object, least: int, most: int, *names: str) -> None:
-    """Checks whole numbers; None is left alone. An absurd number is refused here, before anything is made of it."""
+    """Raises if a whole number is out of range; None is accepted. Absurd numbers are rejected here, before they are used."""
     for name in names:
         value = getattr(config, name)
         require(value is None or value >= least, name, value, f"at least {least}")

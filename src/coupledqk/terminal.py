@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 GAP = "  "
 BAR_WIDTH = 20
 UNBROKEN = 24
-"""Cells up to this length are never broken into lines."""
+"""Maximum length of cells that are never broken into lines."""
 
 Item = TypeVar("Item")
 
@@ -92,7 +92,7 @@ def _broken(line: str, width: int) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """For example 45 s, 12 min, 3.5 h or 6.2 days."""
+    """Formats a duration, such as 45 s, 12 min, 3.5 h or 6.2 days."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -241,7 +241,7 @@ def tokenizing() -> Iterator[Callable[[int], None]]:
 
 
 def is_first_process() -> bool:
-    """Whether this process reports to the user. Of the processes that torchrun starts together, only one does."""
+    """Whether this process reports to the user. Only one of the processes that torchrun starts together does."""
     return os.environ.get("RANK", "0") == "0"
 
 

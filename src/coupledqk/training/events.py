@@ -1,4 +1,4 @@
-"""Events of the training loop, consumed by progress bars, logs, trackers and time budgets. The loop does not depend on these."""
+"""Events of the training loop. Progress bars, logs, trackers and time budgets consume them independently of the loop."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
