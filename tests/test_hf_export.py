@@ -355,7 +355,7 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(exported, tmp_
     shutil.copytree(folder, tmp_path / "edited")
     config = json.loads((folder / "config.json").read_text())
     for settings, message in (
-        ({"n_layers": 1}, r"contain model\.blocks\.1\..*, for which the model of its config\.json has no place"),
+        ({"n_layers": 1}, r"contain model\.blocks\.1\..*, which the model of its config\.json does not have"),
         ({"attention": "standard"}, r"contain model\.blocks\.0\.attn\.dynamics"),
         ({"d_model": "16"}, r"config\.json is damaged .*d_model"),
     ):

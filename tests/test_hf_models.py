@@ -267,7 +267,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind) -> None:
 def test_reentrant_checkpointing_loses_no_gradient_of_value_residuals() -> None:
     """It passes gradients through tensor arguments, and the first layer's values are none."""
     theirs = pair("value_residual")[1].train()
-    with pytest.raises(CoupledQKError, match=r'value_residual=True has no reentrant.*"use_reentrant": False'):
+    with pytest.raises(CoupledQKError, match=r'value_residual=True does not support reentrant.*"use_reentrant": False'):
         theirs.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     pair()[1].train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
 
@@ -409,7 +409,7 @@ def test_masks_of_four_dimensions_hide_tokens_and_add_nothing(implementation) ->
             torch.testing.assert_close(logits, expected)
     for mask in (visible.double(), added + 0.1, visible.long()):
         with pytest.raises(
-            CoupledQKError, match="expected booleans, True where a query may look, or floats that are 0"
+            CoupledQKError, match="expected booleans, True where a query may attend, or floats that are 0"
         ):
             theirs(tokens, attention_mask=mask, position_ids=positions)
 

@@ -1,6 +1,6 @@
 """Hugging Face: our models in transformers, and coupling for models of transformers.
 
-Importing this registers our models with the Auto classes of transformers.
+Importing this package registers our models with the Auto classes of transformers.
 """
 
 from ..coupling import couple, load_coupled, load_coupling, merge_coupling, save_coupling, uncouple

@@ -11,7 +11,7 @@
     blocks.L.ffn.down             mlp.down_proj
     norm                          model.norm
 
-Their heads are our sub-heads: they count twice as many, of half the width.
+The heads of DiffLlama are our sub-heads: there are twice as many, of half the width.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ OF_A_LAYER = {
 
 
 def weight_map(n_layers: int) -> dict[str, list[str]]:
-    """The names of DiffLlama's tensors that are the rows of each of our tensors, by our name."""
+    """For each of our tensors, the names of the DiffLlama tensors whose rows it consists of."""
     names = {"embed.weight": ["model.embed_tokens.weight"], "norm.weight": ["model.norm.weight"]}
     for layer in range(n_layers):
         for ours, theirs in OF_A_LAYER.items():
@@ -48,7 +48,7 @@ def weight_map(n_layers: int) -> dict[str, list[str]]:
 
 
 def to_diffllama(model: TransformerLM) -> DiffLlamaForCausalLM:
-    """A DiffLlama with the same logits."""
+    """Converts our model to a DiffLlama with the same logits."""
     config = model.config
     if config.positions != "rope" or config.attention != official(config.attention.group_size):
         raise CoupledQKError(
@@ -81,7 +81,7 @@ def to_diffllama(model: TransformerLM) -> DiffLlamaForCausalLM:
 
 
 def from_diffllama(model: DiffLlamaForCausalLM) -> TransformerLM:
-    """Our model with the same logits."""
+    """Converts a DiffLlama to our model with the same logits."""
     config: Any = model.config
     _refuse_what_ours_lacks(config)
     with torch.device("meta"):

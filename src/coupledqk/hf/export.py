@@ -1,6 +1,6 @@
 """Exports runs as folders in the format of transformers, and imports them.
 
-An export holds what `save_pretrained` writes (config.json, model.safetensors, tokenizer.json ...), a model card README.md,
+An export contains the files of `save_pretrained` (config.json, model.safetensors, tokenizer.json ...), a model card README.md,
 and coupledqk.json: the run's configuration, facts and results, and the checksum of the weights they belong to.
 """
 
@@ -118,7 +118,7 @@ def push_export(folder: Path, repository: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    # the base class of errors of the HTTP client, which depends on the version of huggingface_hub
+    # the base class of HTTP errors, which depends on the version of huggingface_hub
     client_error: type[Exception] = HfHubHTTPError.__bases__[0]
     api = HfApi()
     try:
@@ -134,7 +134,7 @@ def push_export(folder: Path, repository: str) -> str:
 
 
 def import_run(folder: Path, path: Path) -> Run:
-    """Makes a run folder of an export, or of any folder that `save_pretrained` wrote for one of our models or a DiffLlama.
+    """Makes a run folder from an export, or from any folder that `save_pretrained` wrote for one of our models or a DiffLlama.
 
     Weights that have not changed since the export keep their results; others are imported without results.
     """
@@ -170,7 +170,7 @@ def import_run(folder: Path, path: Path) -> Run:
 
 
 def load_exported(folder: Path) -> TransformerLM:
-    """The model of a folder, in float32."""
+    """Loads the model of a folder in float32."""
     if not (folder / "config.json").is_file():
         raise CoupledQKError(
             f"{folder} is not an exported model: it has no config.json; `coupledqk export RUN DIR` writes one"
@@ -196,8 +196,8 @@ def load_exported(folder: Path) -> TransformerLM:
         raise CoupledQKError(f"the weights in {folder} lack {min(found['missing_keys'])}: export the model again")
     if found["unexpected_keys"]:
         raise CoupledQKError(
-            f"the weights in {folder} contain {min(found['unexpected_keys'])}, for which the model of its config.json has no "
-            "place: export the model again"
+            f"the weights in {folder} contain {min(found['unexpected_keys'])}, which the model of its config.json does "
+            "not have: export the model again"
         )
     return from_transformers(model)
 

@@ -22,7 +22,7 @@ def run_harness(
     limit: int | None = None,
     device: str = "cpu",
 ) -> dict[str, dict[str, Any]]:
-    """The metrics of each task. Tasks are the harness's own, or described by YAML files in `include`.
+    """The metrics of each task. Tasks are built into the harness or defined by YAML files in `include`.
 
     A text longer than the windows that the model was trained on is scored in windows of that length.
     """
@@ -58,7 +58,7 @@ def run_harness(
 
 
 def load_for_harness(folder: Path) -> "PreTrainedModel":
-    """The model of a folder. Weights that are missing are an error, because transformers would draw them at random."""
+    """Loads the model of a folder. Missing weights are an error, because transformers would initialise them randomly."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 

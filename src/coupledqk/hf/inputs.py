@@ -1,6 +1,6 @@
-"""Checks of what users pass to our models in transformers.
+"""Checks the inputs of our models in transformers.
 
-Without them, inputs that do not fit would be broadcast, cut or misread, or would end in an error of PyTorch.
+Without these checks, invalid inputs would be broadcast, truncated or misread, or would cause an unclear error in PyTorch.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import Cache
 from ..errors import CoupledQKError
 
 LOWEST = -1e4
-"""Additive masks hide tokens by values up to this one: −∞, the least number of a dtype, or −10,000."""
+"""Additive masks hide tokens with values of at most this: −∞, the smallest value of a dtype, or −10,000."""
 
 
 def look_up(table: nn.Embedding, ids: Tensor, name: str) -> Tensor:
@@ -35,7 +35,7 @@ def check_cache(cache: Cache | None, n_layers: int, batch: int, n_key_heads: int
         raise CoupledQKError(
             f"a cache of {len(cache.layers)} layers, for a model with {n_layers}: give each model its own cache"
         )
-    keys = getattr(cache.layers[0], "keys", None) if cache.layers else None  # (B, H, S, d) once there are any
+    keys = getattr(cache.layers[0], "keys", None) if cache.layers else None  # (B, H, S, d) after the first update
     if isinstance(keys, Tensor) and keys.ndim == 4 and keys.shape[:2] != (batch, n_key_heads):
         raise CoupledQKError(
             f"a cache of {keys.shape[0]} sequences with {keys.shape[1]} key heads: expected {batch} with {n_key_heads}"
@@ -43,12 +43,12 @@ def check_cache(cache: Cache | None, n_layers: int, batch: int, n_key_heads: int
 
 
 def check_room(cache: Cache | None, T: int) -> None:
-    """Raises if T new tokens do not fit into a static cache, before any layer stores them."""
+    """Raises an error if T new tokens do not fit into a static cache, before any layer stores them."""
     size = getattr(cache.layers[0], "max_cache_len", None) if cache is not None and cache.layers else None
     if cache is None or size is None or torch.compiler.is_compiling():
         return
     past = cache.get_seq_length()
-    if isinstance(past, Tensor) and not past.is_cpu:  # reading it would wait for the device
+    if isinstance(past, Tensor) and not past.is_cpu:  # reading it would synchronise
         return
     if past + T > size:
         raise CoupledQKError(
@@ -58,7 +58,7 @@ def check_room(cache: Cache | None, T: int) -> None:
 
 
 def refuse_filled(cache: Cache | None) -> None:
-    """Training with gradient checkpointing uses no cache, and must not drop tokens that a given one contains."""
+    """Raises an error if the cache contains tokens, because training with gradient checkpointing would ignore them."""
     if cache is not None and cache.get_seq_length() > 0:
         raise CoupledQKError(
             "a cache with tokens cannot be used in training with gradient checkpointing, which runs each block twice: "
@@ -67,7 +67,7 @@ def refuse_filled(cache: Cache | None) -> None:
 
 
 def check_shapes(x: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Cache | None) -> None:
-    """Raises for shapes that would be broadcast or cut to fit."""
+    """Raises an error for shapes that would be broadcast or truncated."""
     B, T = x.shape[:2]
     if position_ids is not None and position_ids.shape not in ((1, T), (B, T)):
         raise CoupledQKError(
@@ -76,7 +76,7 @@ def check_shapes(x: Tensor, attention_mask: Any, position_ids: Tensor | None, ca
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:
         return
     past = 0 if cache is None else cache.get_seq_length()
-    static = getattr(cache, "is_compileable", False)  # a static cache has room left, and so may the mask
+    static = getattr(cache, "is_compileable", False)  # the mask may cover unused entries of a static cache
     length = attention_mask.shape[-1] if static else past + T
     if attention_mask.shape != (B, length):
         raise CoupledQKError(
@@ -86,10 +86,10 @@ def check_shapes(x: Tensor, attention_mask: Any, position_ids: Tensor | None, ca
 
 
 def check_additive(mask: Tensor) -> None:
-    """A mask that the user adds to the scores can hide tokens, but our scorings take no biases."""
+    """Raises an error for an additive mask with other values than 0 and −∞, because our scorings do not support biases."""
     if not mask.is_floating_point() or bool(((mask != 0) & (mask > LOWEST)).any()):
         raise CoupledQKError(
-            f"attention_mask of 4 dimensions and dtype {mask.dtype}: expected booleans, True where a query may look, or "
+            f"attention_mask of 4 dimensions and dtype {mask.dtype}: expected booleans, True where a query may attend, or "
             "floats that are 0 there and -inf elsewhere"
         )
 
@@ -105,7 +105,7 @@ def check_labels(labels: Tensor, logits: Tensor) -> None:
 
 
 def out_of_range(labels: Tensor, n: int, ignored: int) -> CoupledQKError:
-    """The error for labels outside the vocabulary of n tokens, of which the loss reports only that there are some."""
+    """The error for labels outside the vocabulary of n tokens, whose values the loss does not report."""
     return CoupledQKError(
         f"labels from {int(labels.min())} to {int(labels.max())}: expected 0 to {n - 1}, or {ignored} for tokens to ignore"
     )

@@ -1,7 +1,7 @@
 """Our models as models of transformers.
 
-The modules are ours, with our names, so that weights are converted by a prefix. Caches, masks (which include causality), heads
-and losses are those of transformers.
+Modules and parameters have the names of our models, with a prefix. Caches, masks (which include causality), heads and losses
+are those of transformers.
 """
 
 from typing import Any
@@ -61,18 +61,18 @@ class LayerCache(KVCache):
         self.cache, self.layer = cache, layer
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self.cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer)  # theirs are (B, H, S, d)
+        k, v = self.cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer)  # transformers uses (B, H, S, d)
         return k.transpose(1, 2), v.transpose(1, 2)
 
 
 class PagedLayerCache(KVCache):
-    """One layer of the cache that `generate_batch` shares between requests; `indices` say which entries are this call's."""
+    """One layer of the cache that `generate_batch` shares between requests; `indices` are the entries of this call."""
 
     def __init__(self, cache: Any, layer: int, indices: dict[str, Any]) -> None:
         self.cache, self.layer, self.indices = cache, layer, indices
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        indices = dict(self.indices)  # update() changes them
+        indices = dict(self.indices)  # a copy, because update() modifies its argument
         k, v = self.cache.update(
             key_states=k.transpose(1, 2), value_states=v.transpose(1, 2), layer_idx=self.layer, kwargs=indices
         )
@@ -80,11 +80,11 @@ class PagedLayerCache(KVCache):
 
 
 class CoupledQKAttention(Attention):
-    """Our Attention under transformers' masks; with eager attention it also returns the weights."""
+    """Our Attention with the masks of transformers. Eager attention also returns the attention weights."""
 
     scoring: Any
     config: Any
-    """transformers' configuration, as its attention functions expect it of a module; not an AttentionConfig."""
+    """The configuration of transformers, which its attention functions read from the module; not an AttentionConfig."""
     layer_idx: Any
     is_causal = True
 
@@ -96,12 +96,12 @@ class CoupledQKAttention(Attention):
         cache: KVCache | None = None,
         first_values: FirstValues | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`causal_mask` is None for one new token, or for the triangle over tokens that nothing precedes."""
+        """`causal_mask` is None for a single new token, or for causal attention over tokens without cached predecessors."""
         q, k, v = self.evolved(x, rope, first_values)
         if cache is not None:
             k, v = cache.append(k, v)
         causal = causal_mask is None and x.shape[1] > 1
-        if causal:  # a static cache has room left
+        if causal:  # without the unused entries of a static cache
             k, v = k[:, : x.shape[1]], v[:, : x.shape[1]]
         implementation = self.config._attn_implementation
         if implementation == "eager":
@@ -115,7 +115,7 @@ class CoupledQKAttention(Attention):
     def _attend_by(
         self, implementation: str, q: Tensor, k: Tensor, v: Tensor, mask: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """By another of transformers' attention functions: flash, flex or the user's own."""
+        """Computes attention with another attention function of transformers: flash, flex or one registered by the user."""
         if type(self.scoring) is not Softmax:
             raise CoupledQKError(
                 f"attn_implementation={implementation!r} computes softmax attention, and this model's scoring is "
@@ -149,25 +149,26 @@ class CoupledQKPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": CoupledQKBlock, "attentions": CoupledQKAttention}  # noqa: RUF012
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        # code outside of transformers is taken to have loaded any module without parameters of its own, such as Attention
+        # for custom code, transformers assumes that modules without direct parameters, such as Attention, have been loaded
         super()._initialize_weights(module, is_custom_code=False)
 
     def _set_gradient_checkpointing(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **options: Any
     ) -> None:
-        # reentrant checkpoints pass gradients through tensor arguments only, and FirstValues is none
+        # reentrant checkpointing passes gradients only through tensor arguments, and FirstValues is not a tensor
         reentrant = getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant", False)
         if enable and reentrant and self.config.to_model_config().attention.value_residual:
             raise CoupledQKError(
-                "value_residual=True has no reentrant gradient checkpointing, which would lose gradients of the first layer's "
-                'values: pass gradient_checkpointing_kwargs={"use_reentrant": False}'
+                "value_residual=True does not support reentrant gradient checkpointing, which would lose gradients of the "
+                "first layer's values: pass "
+                'gradient_checkpointing_kwargs={"use_reentrant": False}'
             )
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **options)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Ours by `init_weights`, except what has been loaded: q, k and v are drawn as parts of one tensor, which do not
-        carry transformers' mark on the whole."""
+        """Initialises our modules with `init_weights`, except for loaded weights. They are recognised by their storage, because
+        q, k and v are views of one tensor, and transformers marks only the tensor as loaded."""
         init_weights = getattr(module, "init_weights", None)
         if isinstance(module, PreTrainedModel) or init_weights is None:
             super()._init_weights(module)
@@ -214,7 +215,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         check_cache(past_key_values, self.config.n_layers, x.shape[0], self.n_key_heads)
         if self.gradient_checkpointing and self.training:
             refuse_filled(past_key_values)
-            past_key_values, use_cache = None, False  # a block that runs twice would append twice
+            past_key_values, use_cache = None, False  # a recomputed block would append to the cache twice
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         check_shapes(x, attention_mask, position_ids, past_key_values)
@@ -230,7 +231,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         else:
             rope = rope_at(position_ids, self.head_dim)
         first_values = FirstValues()
-        for i in range(self.config.n_layers):  # which `generate` reduces for assistant_early_exit
+        for i in range(self.config.n_layers):  # `generate` reduces n_layers for assistant_early_exit
             x = self.blocks[i](x, mask, rope, _layer_cache(past_key_values, i, kwargs), first_values)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
@@ -240,7 +241,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
                 raise CoupledQKError(f"input_ids of shape {tuple(input_ids.shape)}: expected (batch, tokens)")
             return look_up(self.embed, input_ids, "input_ids")
         if inputs_embeds is None or input_ids is not None:
-            raise CoupledQKError("expected one of input_ids and inputs_embeds, not both and not none")
+            raise CoupledQKError("expected exactly one of input_ids and inputs_embeds")
         if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != self.config.d_model:
             raise CoupledQKError(
                 f"inputs_embeds of shape {tuple(inputs_embeds.shape)}: expected (batch, tokens, {self.config.d_model})"
@@ -259,13 +260,13 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
         )
         if not isinstance(mask, Tensor) or mask.dtype == torch.bool:
             return mask
-        # for eager attention, theirs is added to the scores: 0 where a query may look
+        # the mask for eager attention is added to the scores: 0 where a query may attend
         if mask is attention_mask and not torch.compiler.is_compiling():
             check_additive(mask)
         return mask == 0
 
     def _positions(self, x: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """(B or 1, T), counted from each row's first real token."""
+        """Positions (B or 1, T), counted from each row's first real token."""
         past = 0 if cache is None else cache.get_seq_length()
         new = torch.arange(x.shape[1], device=x.device) + past
         if attention_mask is not None and attention_mask.ndim == 2:
@@ -274,7 +275,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
 
     def _check_length(self, T: int, cache: Cache | None) -> None:
         past = 0 if cache is None else cache.get_seq_length()
-        # a static cache counts in a tensor, whose value cannot be read in a compiled graph
+        # the length of a static cache is a tensor, which cannot be read in a compiled graph
         if self.positions is not None and isinstance(past, int) and past + T > self.config.n_positions:
             raise CoupledQKError(
                 f"a sequence of {past + T} tokens is longer than the model's {self.config.n_positions} learned positions: "
@@ -283,7 +284,7 @@ class CoupledQKModel(CoupledQKPreTrainedModel):
 
 
 def _layer_cache(cache: Cache | None, layer: int, kwargs: dict[str, Any]) -> KVCache | None:
-    """Of the model's cache, or of the paged one that `generate_batch` passes as `cache`."""
+    """One layer of the model's cache, or of the paged cache that `generate_batch` passes as `cache`."""
     if kwargs.get("cache") is not None:
         return PagedLayerCache(kwargs["cache"], layer, kwargs)
     return None if cache is None else LayerCache(cache, layer)

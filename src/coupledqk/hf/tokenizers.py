@@ -35,7 +35,7 @@ def to_fast(tokenizer: Tokenizer, max_length: int) -> "PreTrainedTokenizerFast":
 
 
 def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
-    """For the library `tokenizers`, without end-of-text."""
+    """The definition of the tokenizer for the library `tokenizers`, without end-of-text."""
     definition = json.loads(tokenizer.to_json())["definition"]
     if definition is not None:
         return definition
@@ -58,7 +58,7 @@ def _definition(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _merges(tokens: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """The pair that each token of two bytes or more was made of: what is left when all earlier pairs have been joined."""
+    """The pair from which each token of two or more bytes was merged: the two parts that remain after all earlier merges."""
     rank = {token: i for i, token in enumerate(tokens)}
     for token in tokens:
         parts = [bytes([byte]) for byte in token]
