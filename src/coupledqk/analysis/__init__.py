@@ -1,4 +1,4 @@
-"""Analysis of what a trained model does: recording, measures, interventions."""
+"""Analysis of trained models: recording, measures and interventions."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

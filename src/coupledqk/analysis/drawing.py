@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Which parts of an analysis are drawn."""
+    """Selects the parts of an analysis to draw."""
 
     layers: tuple[int, ...] = ()
     """Layers whose attention maps are drawn, counted from 0; by default the first, the middle and the last."""
@@ -29,7 +29,7 @@ class Drawing:
     """Highest perplexity of the convergence figure; 200 in the paper."""
 
     def check_drawable(self, runs: Iterable[RunFolder]) -> None:
-        """Raises unless matplotlib is installed and every run has the layers and heads to draw."""
+        """Raises an error unless matplotlib is installed and every run has the layers and heads to draw."""
         from .figures import drawn_maps
 
         with styled():

@@ -22,7 +22,7 @@ Profiles = Mapping[str, Sequence[float]]
 """One value per layer, by the name of the run."""
 
 MOST_POINTS = 150
-KEY_WIDTH, LETTER_WIDTH, ROW_HEIGHT = 0.6, 0.075, 0.17  # of the legend, in inches
+KEY_WIDTH, LETTER_WIDTH, ROW_HEIGHT = 0.6, 0.075, 0.17  # sizes in the legend, in inches
 LONGEST_NAME = 40
 
 
@@ -91,7 +91,8 @@ def attention_figure(maps: Tensor, layers: Sequence[int], heads: Sequence[int], 
 def convergence_figure(
     runs: Mapping[str, str | Path], from_step: int = 0, max_perplexity: float | None = None, title: str = ""
 ) -> Figure:
-    """Training and validation perplexity against the step, one line per run; the paper starts at step 5,000 and ends at 200.
+    """Training and validation perplexity against the step, one line per run. The paper's figure shows steps from 5,000 on
+    and perplexities up to 200.
 
     Training losses are averaged over windows of steps before the exponential is taken, so that the lines remain
     distinguishable.
@@ -114,7 +115,7 @@ def convergence_figure(
 def drawn_maps(
     model: ModelConfig, layers: Sequence[int] = (), heads: Sequence[int] = ()
 ) -> tuple[list[int], list[int]]:
-    """Which layers and heads to draw: those asked for, or the first, middle and last layer and the first four heads.
+    """The layers and heads to draw: the given ones, or the first, middle and last layer and the first four heads.
 
     At 8 layers these are the paper's 0, 4 and 7.
     """
@@ -166,7 +167,7 @@ def _heading(figure: Figure, title: str) -> None:
 
 
 def _seen(one_map: Tensor) -> Any:
-    """Masks the future of a causal map: it is hidden from the query, which is not the same as a weight of 0."""
+    """Masks the future tokens of a causal map, to distinguish them from tokens with a weight of 0."""
     import numpy as np
 
     values = one_map.float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Interventions: what happens to the loss without a head, or with queries and keys that do not move.
+"""Interventions: the loss without a head, or without the dynamics of queries and keys.
 
 with record(model, without_head(1, 3)):         # head 3 of layer 1 contributes nothing; both count from 0
     loss = model(tokens, targets)
@@ -56,7 +56,7 @@ class LossEffects:
 
 @torch.no_grad()
 def loss_effects(model: TransformerLM, tokens: Tensor) -> LossEffects:
-    """Every intervention on a single head, measured on one sequence (1, T) of at least two tokens.
+    """Measures every intervention on a single head, on one sequence (1, T) of at least two tokens.
 
     The heads of a layer are measured together: row i of a batch intervenes on head i.
     """
@@ -81,7 +81,7 @@ def loss_effects(model: TransformerLM, tokens: Tensor) -> LossEffects:
 
 
 def _losses(model: TransformerLM, tokens: Tensor, changes: Mapping[str, Change]) -> list[float]:
-    """Of each row."""
+    """Mean loss of each row."""
     with record(model, changes):
         hidden = model.hidden(tokens)[:, :-1]
     rows = zip(hidden.split(1), tokens[:, 1:].split(1), strict=True)
@@ -98,10 +98,10 @@ def _one_head_each(layer: int) -> dict[str, Change]:
 
 def _one_still_each(layer: int, attention: Attention, n_heads: int) -> dict[str, Change]:
     def still(moved: Tensor, before: Tensor) -> Tensor:
-        """Row i keeps the vectors of head i, or of the key head that it uses, as they were before the dynamics."""
+        """Restores the vectors of head i, or of the key head that it uses, in row i to their values before the dynamics."""
         n_vectors = moved.shape[2]
-        n = n_vectors // (attention.d_model // n_heads // attention.width)  # of one sub-head
-        heads = torch.arange(n_heads, device=moved.device)[:, None] // max(1, n_heads // n)  # grouped heads use one key
+        n = n_vectors // (attention.d_model // n_heads // attention.width)  # per sub-head
+        heads = torch.arange(n_heads, device=moved.device)[:, None] // max(1, n_heads // n)  # grouped heads share a key
         vectors = (
             torch.arange(n_vectors, device=moved.device) % n // max(1, n // n_heads)
         )  # a head may have two queries

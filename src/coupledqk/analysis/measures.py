@@ -1,11 +1,10 @@
 """Measures of attention maps. The docstring of each function is its definition.
 
-Maps are (B, H, T, S): A[t, s] is the weight with which query t looks at key s. Every measure is (B, H), one number per
+Maps are (B, H, T, S): A[t, s] is the weight of key s for query t. Every measure is (B, H), one number per
 sequence and head. A causal model's map of a text's first n tokens is the leading n × n block of the whole text's map.
 
-Differential scoring gives signed maps, and its rows do not sum to 1. Where a measure needs a distribution, a row is taken as
-the shares |aₛ| / Σ|aₛ| of its weights' sizes, which for softmax is the row itself. Where it does not (singular values,
-redundancy) the signed map is taken as it is.
+Differential scoring gives signed maps whose rows do not sum to 1. Measures that need a distribution use the shares
+|aₛ| / Σ|aₛ| of each row, which for softmax are the row itself. Other measures (singular values, redundancy) use the signed map.
 """
 
 from collections.abc import Callable
@@ -31,22 +30,22 @@ def entropy(maps: Tensor) -> Tensor:
 
 
 def sink_mass(maps: Tensor) -> Tensor:
-    """The share of the first token; mean over the rows from the second on, since the first token sees only itself."""
+    """The share of the first token; mean over the rows from the second on, since the first token attends only to itself."""
     return shares(maps)[..., 1:, 0].mean(-1)
 
 
 def distance(maps: Tensor) -> Tensor:
-    """Σ pₛ |t − s|, the mean number of tokens between a query and what it looks at, by shares p; mean over all rows."""
+    """Σ pₛ |t − s|, the mean distance in tokens from a query to the keys, weighted by the shares p; mean over all rows."""
     T, S = maps.shape[-2:]
     keys = torch.arange(S, device=maps.device, dtype=maps.dtype)
-    queries = keys[S - T :, None]  # the last query belongs to the last key's token
+    queries = keys[S - T :, None]  # the last query and the last key belong to the same token
     return (shares(maps) * (queries - keys).abs()).sum(-1).mean(-1)
 
 
 def redundancy(maps: Tensor) -> Tensor:
-    """⟨A, B⟩ / |A||B|, the cosine between a head's map and another's as vectors; mean over the other heads of the layer.
+    """⟨A, B⟩ / |A||B|, the cosine similarity of the maps of two heads; mean over the other heads of the layer.
 
-    Not a number for a layer of one head.
+    The value is NaN for a layer with one head.
     """
     directions = F.normalize(maps.flatten(-2), dim=-1)
     cosines = directions @ directions.mT  # (B, H, H)
@@ -55,12 +54,12 @@ def redundancy(maps: Tensor) -> Tensor:
 
 
 def singular_values(maps: Tensor) -> Tensor:
-    """σ₁ ≥ σ₂ ≥ ... of each map, as roots of the eigenvalues of A Aᵀ in float64.
+    """σ₁ ≥ σ₂ ≥ ... of each map, as square roots of the eigenvalues of A Aᵀ in float64.
 
-    At length 512 this takes as long as `svdvals` in float32 or less, and is more exact: the effective rank is within 1e-7 of
-    that by `svdvals` in float64, in two thirds of its time, and within 2e-6 for a map of rank one, where `svdvals` in
-    float32 is off by 1e-4. In float32 the roots would lose every σ below 3e-4 σ₁, and with them up to 1% of the rank.
-    benchmarks/rank.py measures them all.
+    At length 512 this takes no longer than `svdvals` in float32 and is more accurate. The effective rank agrees with that from
+    `svdvals` in float64 to within 1e-7, in two thirds of the time, and to within 2e-6 for a map of rank one, where `svdvals` in
+    float32 has an error of 1e-4. In float32 the square roots would lose every σ below 3e-4 σ₁, and with them up to 1% of the
+    rank. benchmarks/rank.py contains the measurements.
     """
     maps = maps.cpu().double() if maps.device.type == "mps" else maps.double()
     gram = (maps @ maps.mT).flatten(0, -3)
@@ -71,13 +70,13 @@ def singular_values(maps: Tensor) -> Tensor:
 
 
 def _each_on_a_thread(function: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
-    """Applies a function to each matrix on a thread of its own: a single one is too small to share among threads."""
+    """Applies a function to each matrix in its own thread, because one matrix is too small to be split among threads."""
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return torch.stack(list(pool.map(function, matrices)))
     finally:
-        torch.set_num_threads(threads)  # threads that are started later inherit the last value that any thread has set
+        torch.set_num_threads(threads)  # new threads inherit the value that any thread has set last
 
 
 def effective_rank(sigma: Tensor) -> Tensor:

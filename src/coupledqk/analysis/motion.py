@@ -1,7 +1,7 @@
 """Measures of the dynamics: how q and k move before they are scored. The docstring of each function is its definition.
 
-Values are (B, H) for queries and (B, H_kv) for keys and for what a key shares with its queries; differential scoring counts
-sub-heads. A run without dynamics has none of them.
+Values are (B, H) for queries and (B, H_kv) for keys and for measures of a key with its queries; for differential
+scoring, H counts sub-heads. A run without dynamics has none of these measures.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def _moved(before: Tensor, after: Tensor) -> Tensor:
 
 def _turned(before: Tensor, after: Tensor) -> Tensor:
     a, b = F.normalize(before, dim=-1), F.normalize(after, dim=-1)
-    # exact for small angles too, where the arc cosine is not
+    # unlike the arc cosine, this is also accurate for small angles
     return torch.rad2deg(2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))).mean(1)
 
 
@@ -60,7 +60,7 @@ def attention_moved(layer: LayerTape) -> Tensor:
 def volume_change(layer: LayerTape) -> Tensor:
     """|det J| − 1 of the map (q, k) ↦ (q′, k′) of a key head and its queries, at the sequence's middle token.
 
-    J is the Jacobian by automatic differentiation, in float64. 0 for a map that preserves volume.
+    J is the Jacobian, computed by automatic differentiation in float64. The value is 0 for a map that preserves volume.
     """
     middle = layer.q.shape[1] // 2
     q, k = (x[:, [middle]].cpu().double() for x in (layer.q, layer.k))
@@ -69,7 +69,7 @@ def volume_change(layer: LayerTape) -> Tensor:
 
 
 def _jacobians(dynamics: nn.Module, q: Tensor, k: Tensor) -> Tensor:
-    """(B, T, H_kv, n, n), where n is the width of a key and its queries side by side."""
+    """The Jacobians (B, T, H_kv, n, n), where n is the total width of a key and its queries."""
     group, d = q.shape[2] // k.shape[2], q.shape[3]
 
     def summed(state: Tensor) -> Tensor:
@@ -77,13 +77,13 @@ def _jacobians(dynamics: nn.Module, q: Tensor, k: Tensor) -> Tensor:
         moved = group_heads(*dynamics(*ungroup_heads(q, k, axis=2)), axis=2)
         return torch.cat(moved, dim=3).flatten(3).sum((0, 1, 2))
 
-    # Tokens and key heads do not mix, so the derivative of the sum by one of them is that of its own summand.
+    # Tokens and key heads are independent, so the derivative of the sum with respect to one of them is that of its own term.
     state = torch.cat(group_heads(q, k, axis=2), dim=3).flatten(3)
     return jacrev(summed)(state).movedim(0, -2)
 
 
 def _in_float64(layer: LayerTape, k: Tensor) -> nn.Module:
-    """A copy of the dynamics: without hooks, and with no random number drawn."""
+    """A copy of the dynamics in float64, without hooks. Building it draws no random numbers."""
     with torch.device("meta"):
         copy = build_dynamics(layer.attention.config.dynamics, layer.attention.width, k.shape[2])
     copy.to_empty(device="cpu").double().load_state_dict(layer.attention.dynamics.state_dict())
@@ -98,7 +98,7 @@ def step_size(layer: LayerTape) -> Tensor:
 
 @torch.no_grad()
 def energy(layer: LayerTape) -> Tensor:
-    """H = ½|k|² + V(q) after each step, (n + 1, B, T, H_kv); of grouped queries the mean of V, as their mean force is −∇V."""
+    """H = ½|k|² + V(q) after each step, (n + 1, B, T, H_kv); V is averaged over grouped queries, like their force."""
     force = layer.integrator.force
     if not isinstance(force, PotentialForce):
         raise CoupledQKError(
@@ -144,7 +144,7 @@ OF_ENERGY: dict[str, Callable[[LayerTape], Tensor]] = {
 
 @torch.no_grad()
 def measure_motion(layer: LayerTape) -> dict[str, Tensor]:
-    """Every measure that the layer's dynamics have, (B, H) or (B, H_kv) each."""
+    """Every measure that applies to the layer's dynamics, (B, H) or (B, H_kv) each."""
     dynamics, measures = layer.attention.dynamics, {}
     if not isinstance(dynamics, Static):
         measures |= OF_MOTION

@@ -36,7 +36,7 @@ def paired(by_sequence: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """The mean difference over sequences, axis 0, and the margin of its confidence interval: mean ± margin.
 
     The interval is Student's, margin = t · s/√N. It describes how much the difference between these two trained models varies
-    with the sample of text, and says nothing about other seeds. A single sequence has no interval.
+    with the sample of text, and does not account for other seeds. A single sequence has no interval.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Parameter counts of all variants at one size, beside the paper's."""
+"""Parameter counts of all variants at one size, compared with those of the paper."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ParameterRow:
     over_standard: int
     """Difference from the standard variant."""
     overhead: float
-    """That difference as a share of the standard variant's parameters."""
+    """Difference from the standard variant as a fraction of its parameters."""
     in_paper: bool
     paper: str | None
     """The paper's count, as printed there."""

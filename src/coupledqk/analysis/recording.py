@@ -1,4 +1,4 @@
-"""Recording and changing what attention computes inside a model.
+"""Records and changes the intermediate values of attention in a model.
 
     with record(model) as tape:
         model(tokens)
@@ -9,9 +9,9 @@
         return k.index_fill(1, torch.tensor(0), 0.0)
 
     with record(model, {"blocks.3.attn.hook_evolved_k": no_first_key}) as tape:
-        model(tokens)                               # computes with the changed keys, and the tape holds them
+        model(tokens)                               # uses the changed keys, which are also recorded
 
-A tape holds the most recent forward pass. Hooks keep the tensors that pass by; scores, patterns and trajectories are computed
+A tape contains the values of the most recent forward pass. Hooks store tensors; scores, patterns and trajectories are computed
 from them on demand. Without changes, the model's output is bit-identical to that of an unrecorded pass.
 """
 
@@ -35,7 +35,7 @@ from ..torch_internals import is_compiled
 
 @dataclass(eq=False, repr=False)
 class LayerTape:
-    """One attention's most recent forward pass. Shapes are (B, T, H, d) for queries, (B, T, H_kv, d) for keys."""
+    """The most recent forward pass of one attention module. Shapes are (B, T, H, d) for queries, (B, T, H_kv, d) for keys."""
 
     attention: Attention
     q: Tensor = field(init=False)
@@ -57,7 +57,7 @@ class LayerTape:
     """Input of the attention."""
 
     def __getattr__(self, name: str) -> Any:
-        """Called only for missing attributes: the tensors above, before a forward pass has set them."""
+        """Called only for missing attributes: tensors that no forward pass has set yet."""
         if name in self.__dataclass_fields__:
             raise CoupledQKError(f"no {name} was recorded: run the model inside `with record(model) as tape:`")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -72,8 +72,8 @@ class LayerTape:
         return self._weights(self.scored_q, self.scored_k)
 
     def patterns(self) -> Tensor:
-        """The weights that the queries and keys of every state give, (n + 1, B, H, T, T): what the attention of this layer
-        would be after 0, 1, ... n steps of its dynamics, given the same input. The last are `pattern()`."""
+        """The attention weights after 0, 1, ... n steps of the dynamics of this layer on the same input, (n + 1, B, H, T, T).
+        The last are equal to `pattern()`."""
         if self.scored_k.shape[1] != self.k.shape[1]:
             raise CoupledQKError(
                 "patterns of single steps need a pass without a cache: record the whole sequence at once"
@@ -87,8 +87,8 @@ class LayerTape:
         return weights(q, k, self.mask, self.causal, self.x)
 
     def states(self) -> tuple[Tensor, Tensor]:
-        """q and k along the dynamics: the `trajectory()` of an integrator, before and after for dynamics without steps, and a
-        single state where there are no dynamics."""
+        """The states of q and k: the `trajectory()` of an integrator, the states before and after dynamics without steps, or a
+        single state without dynamics."""
         if isinstance(self.attention.dynamics, Dynamics):
             return self.trajectory()
         if isinstance(self.attention.dynamics, Static):
@@ -97,7 +97,7 @@ class LayerTape:
 
     @property
     def integrator(self) -> Dynamics:
-        """The dynamics, for those that integrate in steps."""
+        """The dynamics. Raises an error if they do not integrate in steps."""
         dynamics = self.attention.dynamics
         if not isinstance(dynamics, Dynamics):
             raise CoupledQKError(
@@ -109,7 +109,7 @@ class LayerTape:
     def trajectory(self) -> tuple[Tensor, Tensor]:
         """q and k after 0, 1, ... n steps of the dynamics: (n + 1, B, T, H, d) and (n + 1, B, T, H_kv, d).
 
-        The first state is the projected q and k, the last is `evolved_q` and `evolved_k`, bit for bit.
+        The first state is the projected q and k, and the last is bit-identical to `evolved_q` and `evolved_k`.
         """
         dynamics, config = self.integrator, self.integrator.config
         with torch.no_grad():
@@ -133,14 +133,14 @@ HOOKS: dict[str, Callable[[LayerTape], Tensor]] = {
     "hook_pattern": LayerTape.pattern,
     "hook_z": lambda layer: layer.z,
 }
-"""Stable names: those of TransformerLens where it records the same value."""
+"""Recorded values by name. The names are those of TransformerLens where it records the same value."""
 
 Change = Callable[[Tensor, LayerTape], Tensor]
-"""Maps a value that is about to be used to the one that is used instead. The layer's tape holds what has been computed before,
+"""Function that returns the replacement for a value. The layer's tape contains the values that have been computed before it,
 such as `layer.q` when `hook_evolved_q` is changed."""
 
 CHANGEABLE = [hook for hook in HOOKS if hook not in ("hook_attn_scores", "hook_pattern")]
-"""Scores and patterns are computed on demand; the fused kernel of the forward pass never forms them."""
+"""Names of the values that can be changed. The fused kernel of the forward pass never materialises scores and patterns."""
 
 
 class Tape:
@@ -160,7 +160,7 @@ class Tape:
 
 @contextlib.contextmanager
 def record(model: nn.Module, changes: Mapping[str, Change] | None = None) -> Iterator[Tape]:
-    """Records every `Attention` of a model while the block runs, and changes values by name on their way."""
+    """Records every `Attention` of a model within the context, and replaces values by name."""
     if any(map(is_compiled, model.modules())):
         raise CoupledQKError(
             "a compiled model bypasses its hooks: record the model that was given to torch.compile, or load it again"
@@ -181,7 +181,7 @@ def record(model: nn.Module, changes: Mapping[str, Change] | None = None) -> Ite
 
 
 def _hooked(layer: LayerTape, path: str, changes: Mapping[str, Change]) -> Iterator[RemovableHandle]:
-    """Hooks that keep the values of a layer in the order in which they are computed, each after its change."""
+    """Registers hooks that store the values of a layer in the order in which they are computed, each after its change."""
     attention = layer.attention
 
     def changed(hook: str, value: Tensor) -> Tensor:

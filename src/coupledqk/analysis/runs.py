@@ -1,4 +1,4 @@
-"""An analysis of trained runs on one text: which runs, which text, which checkpoints. Torch is loaded when it is measured."""
+"""The settings of an analysis: the runs, the text and the checkpoints. Torch is imported when it runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Analysis:
     def measure(self, tracked: Tracked = lambda items, label, total: items) -> Analyzed:
         runs = self.open_runs()
         if len(runs) > 1:
-            scipy_special()  # for the intervals of their differences; before anything is measured
+            scipy_special()  # raises before the measurement if intervals of differences cannot be computed
         corpus, lengths = self._open_text(runs)
         tokens = getattr(corpus, self.split)
         surveyed = list(self._survey(runs, tokens, lengths, tracked))
@@ -63,7 +63,7 @@ class Analysis:
         return Analyzed(self, surveyed, text, tokens)
 
     def open_runs(self) -> dict[str, Run]:
-        """The runs by name, after checking what can be checked before anything is computed."""
+        """The runs by name, after all checks that need no computation."""
         from ..runs import Run
         from .findings import names
 
@@ -121,13 +121,13 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Analyzed:
-    """What an analysis has measured."""
+    """The results of an analysis."""
 
     analysis: Analysis
     surveyed: list[Surveyed]
     """One entry per run and checkpoint."""
     text: dict[str, Any]
-    """What the runs were measured on."""
+    """Description of the text that the runs were measured on."""
     tokens: Any
     """The split as an array of tokens."""
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 PAGE_WIDTH, PANEL_HEIGHT = 6.75, 2.7  # inches
 
-# Markers, dashes and hatches say the same as colours, for print without colour.
+# Markers, dashes and hatches distinguish runs in print without colour.
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 DASHES = ["-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), "-", (0, (5, 1.5)), (0, (1, 1))]
 HATCHES = ["", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++"]
 
-# Even steps of brightness; the second for signed values, white at 0.
+# Colour maps with even steps of brightness; the second is for signed values and is white at 0.
 SEQUENTIAL, DIVERGING = "viridis", "PuOr_r"
 
 _STYLE: Any = {
@@ -46,14 +46,14 @@ _STYLE: Any = {
     "hatch.linewidth": 0.5,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 300,
-    "pdf.fonttype": 42,  # text stays text
+    "pdf.fonttype": 42,  # TrueType, so that text remains text
     "svg.hashsalt": "coupledqk",  # the same figure gives the same bytes
 }
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Applies the style while the block runs, and restores matplotlib's settings after it."""
+    """Applies the style within the context, and restores matplotlib's settings after it."""
     try:
         import matplotlib
     except ImportError:

@@ -1,7 +1,7 @@
 """A survey measures a trained model over a text, one sequence and one layer at a time.
 
-Memory holds the queries and keys of one sequence and the maps of one layer; of each sequence, one number per measure, layer and
-head is kept.
+Only the queries and keys of one sequence and the maps of one layer are in memory at a time. For each sequence, one number per
+measure, layer and head is stored.
 """
 
 from __future__ import annotations

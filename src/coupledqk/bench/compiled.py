@@ -29,7 +29,7 @@ def compile_model(contender: Contender, model: TimedModel, batch: Batch, setup: 
     start = time.perf_counter()
     try:
         given = loss_and_gradients(model, batch, setup)
-    except Exception as error:  # back ends raise exceptions of many types
+    except Exception as error:  # backends raise exceptions of many types
         raise NotCompiledError(first_line(error)) from error
     seconds = time.perf_counter() - start
     if expected is not None:

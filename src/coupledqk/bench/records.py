@@ -101,7 +101,7 @@ class MatmulBound:
     forward: float
     training: float
     recomputing: float
-    """As `training`, including the products that the fused dynamics recompute in the backward pass."""
+    """Like `training`, including the products that the fused dynamics recompute in the backward pass."""
 
 
 @dataclass(frozen=True)

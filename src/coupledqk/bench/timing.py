@@ -49,7 +49,7 @@ def speeds(times: Mapping[Name, Sequence[float]], baseline: Name, tokens: int) -
 def speeds_over_launches(
     launches: Sequence[Mapping[Name, Sequence[float]]], baseline: Name, tokens: int, in_processes: bool = True
 ) -> dict[Name, Speed]:
-    """As `speeds`, over the rounds of several launches, with the median ratio of each launch and an interval over launches.
+    """Like `speeds`, over the rounds of several launches, with the median ratio of each launch and an interval over launches.
 
     Runs that are missing from a launch are omitted. Without `in_processes` there is one launch, in the calling process.
     """

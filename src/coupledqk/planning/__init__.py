@@ -1,1 +1,1 @@
-"""Estimates of what a run needs before it starts: memory by part, the largest micro-batch, time and GPU-hours."""
+"""Estimates the requirements of a run before it starts: memory by part, the largest micro-batch, time and GPU-hours."""

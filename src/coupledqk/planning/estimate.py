@@ -45,7 +45,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Option:
-    """What a run needs with one strategy, with or without gradient checkpointing."""
+    """The requirements of a run with one strategy, with or without gradient checkpointing."""
 
     strategy: Strategy
     checkpointing: bool
@@ -61,7 +61,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs on a machine, with every option."""
+    """The requirements of a run on a machine, for every option."""
 
     config: RunConfig
     machine: Machine

@@ -173,7 +173,7 @@ def sharded_moments(step: Step) -> list[Memory]:
     )
 
     def block_backward(finished: int) -> Memory:
-        """In the backward pass of a block, after those of `finished` later blocks."""
+        """Memory in the backward pass of a block, after the backward passes of `finished` later blocks."""
         groups = 1 + (finished > 0) + (finished < model.n_layers - 1)
         return replace(
             common,

@@ -9,7 +9,7 @@ function headsByChange(run) {
   return heads.sort((a, b) => b.share - a.share);
 }
 
-// The share of a head's attention that goes to each kind of place, over the rows where all of them are different tokens.
+// The share of a head's attention on each kind of target, over the rows in which all targets are different tokens.
 function placesLookedAt({ n, weights }) {
   const shares = { itself: 0, before: 0, first: 0, others: 0 };
   let total = 0;

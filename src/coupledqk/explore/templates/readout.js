@@ -75,7 +75,7 @@ function describeRow(tokens, map, query, key, largest) {
   return [...parts, ...most.slice(0, MOST_KEYS).map((i) => bar(tokens, i, row[i], largest, format))];
 }
 
-// The number of tokens that a row looks at, averaged over the rows.
+// The number of tokens that a row attends to, averaged over the rows.
 function tokensLookedAt(map) {
   let total = 0;
   for (let query = 0; query < map.n; query++) total += Math.exp(rowEntropy(rowOf(map, query)));

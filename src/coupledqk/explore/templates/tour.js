@@ -12,7 +12,7 @@ function missingStop(kind) {
   return "This text is too short for this stop.";
 }
 
-// The token that a stop's row looks at most after a step, and its share of attention.
+// The token that a stop's row attends to most after a step, and its share of attention.
 function mostLooked(run, stop, step) {
   const row = rowOf(headMap(run, state.bundle.tokens.length, stop.layer, stop.head, step), stop.query);
   const key = row.reduce((best, weight, i) => (Math.abs(weight) > Math.abs(row[best]) ? i : best), 0);
