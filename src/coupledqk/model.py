@@ -68,7 +68,7 @@ class TransformerLM(nn.Module):
         self.gradient_checkpointing = False
         self.int8_head: Int8Linear | None = None
         device = torch.get_default_device()
-        # Built on the meta device, so that each weight is drawn once. Under torch.device("meta") it stays there.
+        # The model is built on the meta device, so that each weight is drawn once. Under torch.device("meta") it stays there.
         with torch.device("meta"):
             self.embed = embedding(config.vocab_size, config.d_model)
             self.positions = embedding(config.n_positions, config.d_model) if config.positions == "learned" else None

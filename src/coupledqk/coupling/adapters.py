@@ -139,7 +139,7 @@ def _fill(couplings: dict[str, nn.Module], saved: dict[str, Tensor], folder: Any
     wanted = _tensors(couplings)
     if wanted.keys() != saved.keys():
         name = min(wanted.keys() ^ saved.keys())
-        lacking = "the coupling lacks" if name in wanted else "the model has no place for"
+        lacking = "the coupling lacks" if name in wanted else "the model does not have"
         raise CoupledQKError(
             f"{folder} does not fit this model: {lacking} {name}. Load it into the architecture and depth it was saved from"
         )

@@ -80,7 +80,7 @@ def _check_weights(model: Any, dynamics: DynamicsConfig, missing: Any, folder: A
     if lacking:
         raise CoupledQKError(f"{folder} lacks weights of its coupling, {lacking[0]} for one: save the model again")
     for name, module in coupled_modules(model).items():
-        record(module.coupling, dynamics)  # an older checkpoint has no settings beside the weights
+        record(module.coupling, dynamics)  # older checkpoints do not contain the settings
         module.coupling.to(next(module.coupling.parameters()).device)
         for parameter, tensor in module.coupling.named_parameters():
             if not tensor.is_meta and not torch.isfinite(tensor).all():

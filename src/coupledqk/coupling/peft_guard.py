@@ -37,7 +37,7 @@ def check_adapter(model: nn.Module, weights: dict[str, Tensor]) -> None:
             continue
         if _plain(layer) not in modules:
             raise CoupledQKError(
-                f"the adapter has weights of a coupling ({name}) for which this model has no place: couple the model as the "
+                f"the adapter has weights of a coupling ({name}) that this model does not have: couple the model like the "
                 "one it was trained with, then load the adapter"
             )
         if parameter == BUFFER:

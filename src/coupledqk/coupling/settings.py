@@ -1,4 +1,4 @@
-"""Stores the settings of a coupling: as a table in config.json and coupling.toml, and as a tensor beside the coupling's
+"""Stores the settings of a coupling: as a table in config.json and coupling.toml, and as a tensor stored with the coupling's
 weights.
 
 The tensor is saved with the weights, also in PEFT adapters, so that weights are never loaded into different dynamics.

@@ -141,7 +141,7 @@ def advance(
 
 @triton.jit
 def shares(block, n_blocks, FIRST_KICK: tl.constexpr, LAST_KICK: tl.constexpr, LAST_DRIFT: tl.constexpr):
-    """How much of a whole kick and of a whole drift a block contains."""
+    """The fractions of a whole kick and of a whole drift that a block contains."""
     last = block == n_blocks - 1
     kick = tl.where(block == 0, FIRST_KICK, tl.where(last, LAST_KICK, 1.0))
     return kick, tl.where(last, LAST_DRIFT, 1.0)

@@ -15,7 +15,7 @@ from .operators import SHARE
 
 
 def obstacle_of(q: Tensor, k: Tensor, dt: Tensor | float) -> str | None:
-    """Why this implementation cannot be used; None if it can."""
+    """The reason why this implementation cannot be used; None if it can."""
     if torch.is_grad_enabled():
         return "gradients enabled (use torch.no_grad() or torch.inference_mode())"
     if torch.compiler.is_compiling():

@@ -47,7 +47,7 @@ def choose(
 
 
 def obstacle_of(force: Force, method: str, inverse: bool) -> str | None:
-    """Why no fast implementation can be used; None if one can."""
+    """The reason why no fast implementation can be used; None if one can."""
     if not isinstance(force, MLPForce) or type(force).forward is not MLPForce.forward:
         return f"{getattr(force, '__name__', type(force).__name__)} as force (it needs an MLPForce)"
     if has_forward_hooks(force) or "forward" in vars(force):  # accelerate replaces it to reload offloaded weights
