@@ -1,14 +1,14 @@
-"""How much of a training pass consists of matrix products and attention kernels, and which speed they bound.
+"""Share of matrix products and attention kernels in the time of a training pass, and the upper bound of the speed they imply.
 
-Each model is profiled in turn for several rounds: the forward and backward pass, by the time that each operator spends itself.
-Matrix products and PyTorch's attention kernel do the arithmetic that defines a model; everything else (norms, activations,
-residual additions, the softmax of the loss, copies, Python) could at best become free. The bound in the last column is the
-speed relative to transformers' Llama that our model would have then, with Llama as it is.
+The forward and backward pass of each model is profiled in turn for several rounds, by the self time of each operator. Matrix
+products and PyTorch's attention kernel do the arithmetic that defines a model; everything else (norms, activations, residual
+additions, the softmax of the loss, copies, Python) could at best be eliminated. The bound in the last column is the speed
+relative to transformers' Llama that our model would then have, with Llama unchanged.
 
     python benchmarks/bound.py
     python benchmarks/bound.py --variants standard hamiltonian --rounds 7 --save results/bench
 
-The shares change little on a busy machine, the speeds do.
+Load on the machine affects the speeds, but hardly affects the shares.
 """
 
 import argparse

@@ -1,8 +1,7 @@
-"""What torch.compile gains, for the whole model or for each block on its own, and what bfloat16 gains, on a CPU.
+"""Speedup of torch.compile, for the whole model or for each block separately, and of bfloat16, on a CPU.
 
-The forms of one model take turns, forward and backward pass. Printed are the median of their ratios within a round with
-quartiles, the seconds that the first pass took longer than the later ones, and the number of passes after which compiling is
-repaid.
+The forms of one model alternate, each with a forward and backward pass. The script prints the median of their ratios within a
+round with quartiles, the additional seconds of the first pass, and the number of passes after which compilation is repaid.
 
     python benchmarks/compilation.py
     python benchmarks/compilation.py --variants standard hamiltonian --rounds 9 --save results/bench

@@ -1,6 +1,6 @@
-"""What an engine costs: the start of a grid, and the training of its runs, with Ray and with the local pool.
+"""Cost of an engine for the start of a grid and for the training of its runs, with Ray and with the local pool.
 
-The same runs are trained by worker processes of the local pool and as tasks of a Ray that is started on this machine, in turn
+The same runs are trained by worker processes of the local pool and as tasks of a Ray instance on this machine, in turn
 for several rounds. The time of a grid has three parts: the start, until the first run has taken a step; training, until the
 last run has finished; and the end, until the engine has stopped. Start and end do not depend on the length of the runs. Each
 run has one thread, and both engines train as many runs at a time. The tokens are prepared before anything is timed.
@@ -8,7 +8,7 @@ run has one thread, and both engines train as many runs at a time. The tokens ar
     python benchmarks/engines.py --save results/bench
     python benchmarks/engines.py --runs 4 --steps 50 --rounds 1
 
-About 15 minutes on two quiet cores, with runs of one minute; on a machine that does something else the figures mean nothing.
+It takes about 15 minutes on two idle cores, with runs of one minute. The figures are meaningless on a busy machine.
 """
 
 import argparse
@@ -38,15 +38,15 @@ from coupledqk.run_folder import RunFolder
 @dataclass(frozen=True)
 class Times:
     start: float
-    """Seconds until the first run is being trained."""
+    """Seconds until the first run has taken a step."""
     training: float
-    """Seconds from then until the last run is finished."""
+    """Seconds from the first step until the last run has finished."""
     end: float
-    """Seconds from then until the engine has stopped."""
+    """Seconds from the end of the last run until the engine has stopped."""
 
 
 class Clock(Silent):
-    """Notes when the first run has taken a step and when the last run has ended."""
+    """Records when the first run has taken a step and when the last run has ended."""
 
     def __init__(self) -> None:
         super().__init__()

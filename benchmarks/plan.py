@@ -6,8 +6,8 @@ micro-batches. The measured value is the peak of a process' resident memory minu
 model, which load all libraries. With two processes it is the larger of the two values. The estimate is for the same step with
 the CPU's kernels.
 
-glibc keeps freed memory for later, in pieces that may be too small for large tensors. By default it is told to return the
-memory of every tensor at once, so that the measured peak is that of the tensors. With --keep-freed it keeps freed memory as
+glibc keeps freed memory for later, in pieces that may be too small for large tensors. By default it is configured to return
+the memory of every tensor at once, so that the measured peak is that of the tensors. With --keep-freed it keeps freed memory as
 `coupledqk train` does (training/allocator.py).
 
     python benchmarks/plan.py --save results/bench
@@ -41,7 +41,7 @@ from coupledqk.training.parallel import Replicated, Sharded
 
 MICRO_BATCHES = 2
 ROWS = {"nano": 4, "tiny": 4, "small": 1}
-"""Sequences in a micro-batch of a process by preset."""
+"""Number of sequences in the micro-batch of a process, by preset."""
 RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 """Environment for glibc: larger tensors are separate mappings, and free memory at the end of the heap is returned."""
 

@@ -56,7 +56,7 @@ def sharp(preset: str, variant: str) -> TransformerLM:
 
 
 def tokens_of(model: TransformerLM, length: int, seed: int) -> Tensor:
-    """Random tokens with Zipf's distribution: the n-th token is n times as rare as the first."""
+    """Random tokens with a Zipf distribution: the n-th token is n times as rare as the first."""
     generator = torch.Generator().manual_seed(seed)
     frequencies = 1 / torch.arange(1, model.config.vocab_size + 1)
     return torch.multinomial(frequencies, length, replacement=True, generator=generator)[None]

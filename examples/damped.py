@@ -8,7 +8,7 @@ import coupledqk
 
 
 def damped(q, k, dt, force, n_steps):
-    """Keys lose a share dt of their length at every step."""
+    """Semi-implicit Euler with friction: each step shrinks the keys by the factor 1 - dt."""
     for _ in range(n_steps):
         k = (1 - dt) * k + dt * force(q)
         q = q + dt * k

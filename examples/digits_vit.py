@@ -20,7 +20,7 @@ class Block(nn.Module):
     def __init__(self, variant: str) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention = Attention.from_variant(variant, WIDTH, HEADS, causal=False)  # every patch sees every other
+        self.attention = Attention.from_variant(variant, WIDTH, HEADS, causal=False)  # patches attend to all others
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class VisionTransformer(nn.Module):
 
 
 def accuracy(variant: str, steps: int) -> float:
-    """On the test images, after training."""
+    """Accuracy on the test images after training."""
     digits = load_digits()
     images, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
     train, test = train_test_split(range(len(labels)), test_size=0.25, random_state=0)

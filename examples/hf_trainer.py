@@ -1,4 +1,4 @@
-"""Coupling in a Llama, trained with the Trainer of transformers; then the coupling is saved without the model and loaded again.
+"""Couples a Llama, trains it with the Trainer of transformers, saves the coupling without the model, and loads it again.
 
 python examples/hf_trainer.py [--steps 60]          needs: pip install 'coupledqk[hf]'
 """
@@ -23,7 +23,7 @@ def new_model() -> LlamaForCausalLM:
 
 
 def windows() -> list[dict[str, torch.Tensor]]:
-    """The source of argparse in windows of bytes."""
+    """The source code of argparse in windows of bytes."""
     text = torch.frombuffer(bytearray(inspect.getsource(argparse), "utf-8"), dtype=torch.uint8).long()
     return [{"input_ids": window, "labels": window} for window in text.split(LENGTH) if len(window) == LENGTH]
 
