@@ -1,8 +1,10 @@
-"""Training a cell on a machine of a cluster, with one process or, through torchrun, with one for each of several GPUs.
+"""Trains a cell on a machine of a cluster, in a single process or, with torchrun, in one process per GPU.
+
+For a run with two GPUs, the machine executes
 
     torchrun --standalone --nproc-per-node 2 -m coupledqk.lab.elsewhere JOB.json
 
-is what a cluster's machine runs if a run has two GPUs. The last message about the run is written to JOB.message.json.
+and the last message about the run is written to JOB.message.json.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from .worker import SECONDS_BETWEEN_MESSAGES, Messages, train_job
 
 
 class Unheard(Messages):
-    """For a run whose scheduling process reads its folder instead. Setting `closed` stops the run after its current step."""
+    """Discards messages, since progress is read from the run folder. Setting `closed` stops the run after its current step."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -36,7 +38,7 @@ class Unheard(Messages):
 
 
 def train_elsewhere(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
-    """Trains a cell as if this was where the scheduling process runs, and returns the last message about it."""
+    """Trains a cell with the scheduling process's working directory and COUPLEDQK_* variables, and returns its last message."""
     run = RunFolder(job["folder"])
     try:
         os.chdir(job["cwd"])
@@ -53,14 +55,14 @@ def train_elsewhere(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
 
 
 def wait_for_predecessor(run: RunFolder) -> None:
-    """A process that trained the run before and is lost to its cluster may need a moment to notice it and end."""
+    """Waits until a previous process of the run has ended, which may take a moment if its cluster has lost it."""
     deadline = time.monotonic() + lease.EXPIRY_SECONDS
     while run.status == "running" and time.monotonic() < deadline:
         time.sleep(lease.POLL_SECONDS)
 
 
 def train_with_torchrun(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
-    """Trains a cell with several processes on this machine. Asked to stop, torchrun passes SIGTERM on to them."""
+    """Trains a cell with several processes on this machine. On a request to stop, torchrun forwards SIGTERM to them."""
     with tempfile.TemporaryDirectory() as scratch, stop_on_signals() as asked:
         file, errors = Path(scratch, "job.json"), Path(scratch, "errors")
         file.write_text(json.dumps(job))
@@ -88,13 +90,13 @@ def train_with_torchrun(job: dict[str, Any], messages: Messages) -> dict[str, An
 
 
 def torchrun_command(processes: int, job: Path) -> list[str]:
-    """The command that trains the cell of a job's file with several processes on one machine."""
+    """The command that trains the cell described by a job file with several processes on one machine."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return [*torchrun, "-m", "coupledqk.lab.elsewhere", str(job)]
 
 
 def _end_with_parent() -> None:
-    """In a new process on Linux: SIGTERM when the process that has started it ends, however that happens."""
+    """Called in a new process. On Linux, the process then receives SIGTERM when its parent ends for any reason."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
@@ -103,7 +105,7 @@ def _end_with_parent() -> None:
 
 def main(file: Path) -> None:
     message = train_job(json.loads(file.read_text()), Unheard())
-    if message["kind"] in ("busy", "failed") or os.environ["RANK"] == "0":  # one process of a job reports its failure
+    if message["kind"] in ("busy", "failed") or os.environ["RANK"] == "0":  # any process reports a failure
         file.with_suffix(".message.json").write_text(json.dumps(message))
 
 

@@ -1,4 +1,4 @@
-"""Engines train the cells of an experiment: processes on this machine, or any other `Engine`. Torch-free."""
+"""Engines, which train the cells of an experiment: the protocol, and worker processes on this machine. Torch-free."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """Asks every run to save and stop. Each still sends its last message."""
+        """Signals every run to save and stop. Each run still sends its last message."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""What engines for clusters have in common: runs train on machines that share a disk, and their folders tell of them.
-
-Torch-free.
-"""
+"""Base class of the engines for clusters, whose machines share a disk. Torch-free."""
 
 import json
 import os
@@ -21,26 +18,26 @@ TAIL_BYTES = 2**16
 
 
 class ClusterEngine(ABC):
-    """An `Engine` whose runs train elsewhere. Their progress is read from their folders."""
+    """An `Engine` whose runs are trained on other machines. Their progress is read from their folders."""
 
     def __init__(self, cpus: int, gpus: int) -> None:
         self.cpus, self.gpus = cpus, gpus
         self.running: dict[Path, Any] = {}
-        """By folder, what `submit` has returned."""
+        """Return values of `submit`, by run folder."""
         self.shown: dict[Path, tuple[int, str]] = {}
         self.stopping = False
 
     @abstractmethod
     def capacity(self) -> int:
-        """How many runs may be submitted at a time."""
+        """Maximum number of runs submitted at a time."""
 
     @abstractmethod
     def submit(self, job: dict[str, Any], name: str) -> Any:
-        """Has a job trained somewhere by `train_elsewhere`."""
+        """Submits a job, which a machine of the cluster trains with `train_elsewhere`."""
 
     @abstractmethod
     def ended(self) -> Iterator[Message]:
-        """The last message of each run that has ended. Its folder is still in `running`."""
+        """The last message of each run that has ended. The run's folder is still in `running`."""
 
     @abstractmethod
     def stop(self) -> None: ...
@@ -73,7 +70,7 @@ class ClusterEngine(ABC):
             yield message
 
     def pause(self, seconds: float) -> None:
-        """Returns after `seconds`, or earlier if the engine knows that a run has ended."""
+        """Waits for `seconds`, or less if the engine detects that a run has ended."""
         time.sleep(seconds)
 
     def _progress(self) -> Iterator[Message]:
@@ -86,7 +83,7 @@ class ClusterEngine(ABC):
 
 
 def last_message(folder: Path, error: str | None) -> Message:
-    """What became of a run that is no longer trained by its engine, as its folder says. `error` is why, if it says nothing."""
+    """The last message of a run that is no longer trained, from its folder. `error` is the reason if it was interrupted."""
     run = RunFolder(folder)
     found = status(run)
     if found == "finished":
@@ -110,7 +107,7 @@ def last_step(folder: Path) -> int:
         try:
             return json.loads(line)["step"]
         except (ValueError, TypeError, KeyError):
-            continue  # a part of a line
+            continue  # an incomplete line
     return 0
 
 

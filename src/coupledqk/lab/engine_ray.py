@@ -1,4 +1,4 @@
-"""Runs as plain tasks of a Ray cluster: needs `pip install 'coupledqk[ray]'`. Torch-free in the scheduling process."""
+"""Trains runs as tasks of a Ray cluster. Requires `pip install 'coupledqk[ray]'`. Torch-free in the scheduling process."""
 
 import contextlib
 import importlib
@@ -18,17 +18,18 @@ from .engine_cluster import ClusterEngine, last_message
 
 CONNECT_SECONDS = 10.0
 CHECK_SECONDS = 300.0
-"""Time that a node has to start a Python process, which may be slow if Python is on a network disk."""
+"""Time limit for a node to start a Python process, which may be slow if Python is on a network disk."""
 RETRIES = 10
-"""How often Ray starts a run again whose node or process was lost."""
+"""Maximum number of times that Ray restarts a run whose node or process was lost."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""Of a Ray that is started here: it reports nothing to its makers, and runs have the priority of any other process."""
+"""Environment variables for a local Ray instance: usage statistics are disabled, and runs have normal priority."""
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SETTINGS_FRAME = 4
 
 
 class RayEngine(ClusterEngine):
-    """Each run is a task. If its node is lost, Ray starts it on another one, where it resumes from its last checkpoint."""
+    """Trains each run as a Ray task. If the node of a task is lost, Ray restarts it on another one, where the run resumes from
+    its last checkpoint."""
 
     def __init__(
         self, address: str | None, jobs: int | None, cpus: int, gpus: int | None = None, wants_gpu: bool = False
@@ -47,8 +48,8 @@ class RayEngine(ClusterEngine):
         except BaseException:
             self.ray.shutdown()
             raise
-        # Ray keeps a process for the next run, so that PyTorch is imported once, but not if its runs use GPUs: the next run may
-        # be given another GPU. It knows this only if the GPUs are given here instead of in `options`.
+        # Ray reuses a worker process for the next run, so that PyTorch is imported once, except if runs use GPUs: the next run
+        # may be assigned another GPU. This exception applies only if `num_gpus` is set here instead of in `options`.
         self.train = self.ray.remote(num_cpus=cpus, num_gpus=self.gpus, max_retries=RETRIES)(train_task)
 
     def capacity(self) -> int:
@@ -90,7 +91,7 @@ class RayEngine(ClusterEngine):
             return last_message(folder, f"Ray could not train it ({type(error).__name__}): {reason}")
 
     def stop(self) -> None:
-        """Ray interrupts a task as Ctrl-C would; one that has not started is dropped."""
+        """Cancels all tasks: Ray interrupts a running task like Ctrl-C, and drops a task that has not started."""
         for task in self.running.values():
             self.ray.cancel(task, force=False)
 
@@ -103,7 +104,7 @@ class RayEngine(ClusterEngine):
 
 
 def train_task(job: dict[str, Any]) -> dict[str, Any]:
-    """The task, on a node of the cluster."""
+    """The Ray task, which runs on a node of the cluster."""
     try:
         from .elsewhere import Unheard, train_elsewhere
     except ImportError as error:
@@ -115,7 +116,7 @@ def check_nodes(ray: Any, cpus: int) -> None:
     """Raises unless every node with enough cores for a run starts Python processes that can import the package."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def import_package() -> None:  # nested functions are pickled by value: it can be loaded without the package
+    def import_package() -> None:  # nested functions are pickled by value, so it can be loaded without the package
         import coupledqk.lab.engine_ray  # noqa: F401
 
     on_node: dict[Any, str] = {}
@@ -150,12 +151,12 @@ def cannot_import(node: str, error: Exception) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """The error itself, if the text of an exception is a traceback, as it is for errors inside a task."""
+    """The last line of an exception's text. If the text is a traceback, as for errors inside a task, it is the error itself."""
     return str(error).strip().splitlines()[-1]
 
 
 def connect(address: str | None) -> ModuleType:
-    """The ray module, connected to a cluster or to a new one on this machine."""
+    """The ray module, connected to a cluster or to a new Ray instance on this machine."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -174,8 +175,8 @@ def connect(address: str | None) -> ModuleType:
         advice = ": give HOST:PORT of a head node, as `ray start --head` prints it" if address else ""
         raise CoupledQKError(f"cannot use Ray at {address or 'this machine'} ({reason.rstrip('.')}){advice}") from None
     finally:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the process before runs are saved
-    # Ray prints pages about lost nodes to standard output, where the result of a command goes; retries are its normal work
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's handler would end the process before runs are saved
+    # Ray prints long messages about lost nodes to standard output, which is reserved for results. Retries are normal.
     internals: Any = importlib.import_module("ray._private.worker")
     internals.print_to_stdstream = lambda *args, **kwargs: None
     return ray
@@ -196,7 +197,7 @@ def silent_libraries() -> Iterator[None]:
 
 
 def check_address(address: str) -> None:
-    """Raises if nothing that could be Ray answers: Ray itself would try for minutes and end the process."""
+    """Raises if no server that could be Ray responds. Ray itself would retry for minutes and then end the process."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         raise CoupledQKError(f"--address {address}: expected HOST:PORT of a Ray head node, such as 10.0.0.5:6379")
@@ -211,4 +212,4 @@ def check_address(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise CoupledQKError(f"no Ray cluster answers at {address} ({error}): {what_to_do}") from None
     if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
-        raise CoupledQKError(f"what answers at {address} is not Ray: {what_to_do}")
+        raise CoupledQKError(f"the server at {address} is not Ray: {what_to_do}")

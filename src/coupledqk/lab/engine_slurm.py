@@ -1,4 +1,4 @@
-"""Runs as Slurm jobs, submitted by submitit: needs `pip install 'coupledqk[slurm]'`. Torch-free in the scheduling process."""
+"""Trains runs as Slurm jobs with submitit. Requires `pip install 'coupledqk[slurm]'`. Torch-free in the scheduling process."""
 
 import contextlib
 import io
@@ -16,21 +16,21 @@ from .engine import Message
 from .engine_cluster import ClusterEngine, last_message
 
 JOBS = 16
-"""Number of jobs in Slurm's queue at a time unless given."""
+"""Default maximum number of jobs in Slurm's queue at a time."""
 SIGNAL_SECONDS = 90
-"""How long before its time limit a job is asked to save."""
+"""Time before its time limit at which a job receives the signal to save."""
 REQUEUES = 100
-"""How often a run may reach the time limit of its job; it resumes each time."""
+"""Maximum number of times that a run may reach the time limit of its job; it resumes each time."""
 SQUEUE_SECONDS = 5.0
-"""Time between two looks at Slurm's queue."""
+"""Interval between queries of Slurm's queue."""
 ANSWER_SECONDS = 60.0
-"""Time that a command of Slurm may take."""
+"""Time limit of a Slurm command."""
 SILENCE_SECONDS = 1800.0
-"""Time without an answer of Slurm after which waiting for its jobs is given up."""
+"""Time without a response from Slurm after which an error is raised."""
 
 
 class SlurmEngine(ClusterEngine):
-    """Each run is a job. A job that is preempted or reaches its time limit saves, is requeued, and resumes."""
+    """Trains each run as a Slurm job. A job that is preempted or reaches its time limit saves, is requeued, and resumes."""
 
     def __init__(self, executor: Any, jobs: int | None, cpus: int, gpus: int) -> None:
         super().__init__(cpus, gpus)
@@ -42,7 +42,7 @@ class SlurmEngine(ClusterEngine):
     def open(
         cls, folder: Path, jobs: int | None, cpus: int, gpus: int, partition: str | None, minutes: int
     ) -> "SlurmEngine":
-        """`folder` is where scripts and logs of the jobs go; it must be on a disk that all nodes share."""
+        """Creates the engine. `folder` is for scripts and logs of the jobs and must be on a disk that all nodes share."""
         submitit = import_submitit()
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise CoupledQKError(
@@ -66,7 +66,7 @@ class SlurmEngine(ClusterEngine):
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # submitit also prints what it raises
                 return self.executor.submit(Training(job))
-        except Exception as error:  # submitit raises its own FailedJobError with what sbatch has printed
+        except Exception as error:  # submitit raises its own FailedJobError with the output of sbatch
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CoupledQKError(f"Slurm refused the job of {name}: {reason}") from None
 
@@ -78,7 +78,7 @@ class SlurmEngine(ClusterEngine):
                 yield last_message(folder, None if self.stopping else last_line(job.paths.stderr))
 
     def look(self) -> bool:
-        """Asks Slurm which jobs it has, every few seconds. Whether it has answered."""
+        """Queries Slurm's queue, at most once every `SQUEUE_SECONDS`. Returns whether `queued` was updated."""
         if time.monotonic() < self.next_look:
             return False
         answered, said = ask("squeue", "--me", "--noheader", "--format=%i")
@@ -94,7 +94,7 @@ class SlurmEngine(ClusterEngine):
         return answered
 
     def is_queued(self, job: Any) -> bool:
-        """Whether a job waits or runs; one that was requeued does."""
+        """Whether a job, possibly after a requeue, is pending or running."""
         return job.job_id in self.queued
 
     def stop(self) -> None:
@@ -103,7 +103,7 @@ class SlurmEngine(ClusterEngine):
             self.ask_to_save(job)
 
     def ask_to_save(self, job: Any) -> None:
-        """A job that waits is dropped; one that runs gets SIGTERM, which lets it save and end."""
+        """Cancels a pending job, or sends SIGTERM to a running one, which then saves and ends."""
         scancel("--state=PENDING", job.job_id)
         scancel("--signal=TERM", job.job_id)
 
@@ -117,7 +117,7 @@ class SlurmEngine(ClusterEngine):
 
 
 class Training:
-    """What a job calls. On the signal before preemption or the time limit it saves the run, then submitit requeues the job."""
+    """The callable of a job. On the signal before preemption or the time limit, it saves, and submitit requeues the job."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -139,7 +139,7 @@ class Training:
 
         signal.signal(number, on_preemption)
         signal.signal(signal.SIGTERM, on_stop)
-        # whoever has started the job may have blocked them
+        # the parent process may have blocked these signals
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number, signal.SIGTERM})
         message = train_elsewhere(self.job, heard)
         if preempted and message["kind"] == "interrupted":
@@ -149,7 +149,7 @@ class Training:
         return message
 
     def checkpoint(self) -> Any:
-        """What submitit runs after it has requeued the job: the same, since the run's folder says where it was."""
+        """The submission with which submitit requeues the job: the same callable, since the run resumes from its folder."""
         return import_submitit().helpers.DelayedSubmission(self)
 
 
@@ -182,7 +182,7 @@ def scancel(*arguments: str) -> None:
 
 
 def ask(*command: str) -> tuple[bool, str]:
-    """Whether a command of Slurm has succeeded, and what it has printed; if it has failed, the last line of its errors."""
+    """Runs a Slurm command. Returns whether it succeeded, and its output or, if it failed, the last line of standard error."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
@@ -193,7 +193,7 @@ def ask(*command: str) -> tuple[bool, str]:
 
 
 def last_line(path: Path) -> str | None:
-    """What a job has said last."""
+    """The last line of a job's standard error, as an exit reason."""
     with contextlib.suppress(OSError):
         lines = path.read_text(errors="replace").strip().splitlines()
         return f"its job ended; {lines[-1]}" if lines else "its job ended"

@@ -79,7 +79,7 @@ def run_plans(
 
 
 def open_engine(queue: Queue, jobs: int | None, machines: Machines) -> Engine:
-    """Of the machines on which a queue is trained. If nothing is left to train, no cluster is asked."""
+    """The engine that trains a queue. If no run is left to train, no cluster is contacted."""
     if machines.engine == "local" or not queue.waiting:
         return LocalPool(default_jobs(queue.plans) if jobs is None else jobs)
     configs = [cell.config for cell in queue.waiting]

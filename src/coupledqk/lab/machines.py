@@ -15,25 +15,25 @@ OPTIONS = {
     "ray": ("address", "cpus_per_run", "gpus_per_run"),
     "slurm": ("partition", "time", "cpus_per_run", "gpus_per_run"),
 }
-"""By engine, the options that it takes."""
+"""Names of the options of each engine."""
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>[0-5]?\d)(?::(?P<seconds>[0-5]?\d))?")
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Where runs are trained, and what each of them gets. A cluster's machines share the disk of the run folders."""
+    """Where runs are trained, and the resources of each run. The machines of a cluster share the disk of the run folders."""
 
     engine: Literal["local", "ray", "slurm"] = "local"
     address: str | None = None
-    """HOST:PORT of a Ray cluster's head node. Without it, that of RAY_ADDRESS, or else a new Ray on this machine."""
+    """HOST:PORT of a Ray cluster's head node. The default is RAY_ADDRESS or, if it is not set, a new Ray instance here."""
     partition: str | None = None
-    """Slurm partition; Slurm's default unless given."""
+    """Slurm partition; Slurm's default partition if not given."""
     time: str | None = None
-    """Time limit of a Slurm job; 4 hours unless given. A run that needs longer is requeued and resumes."""
+    """Time limit of a Slurm job; 4 hours by default. A run that needs longer is requeued and resumes."""
     cpus_per_run: int | None = None
-    """The threads of a run unless given."""
+    """Number of cores per run; by default its number of threads."""
     gpus_per_run: int | None = None
-    """With Ray 1 unless given, if the cluster has GPUs and the run may use them; with Slurm none unless given."""
+    """Number of GPUs per run. The default is 0, or 1 if a Ray cluster has GPUs and the run may use them."""
 
     def __post_init__(self) -> None:
         for name in ("address", "partition", "time", "cpus_per_run", "gpus_per_run"):
@@ -55,7 +55,7 @@ class Machines:
         return self.cpus_per_run or max(config.runtime.threads or 1 for config in configs)
 
     def open_cluster(self, configs: Sequence[RunConfig], jobs: int | None, jobs_folder: Path) -> Engine:
-        """Connects to the cluster. `jobs_folder` is where Slurm's scripts and logs go."""
+        """Connects to the cluster. `jobs_folder` is for Slurm's scripts and logs."""
         cpus = self.cpus(configs)
         if self.engine == "ray":
             from .engine_ray import RayEngine
@@ -72,7 +72,7 @@ LOCAL = Machines()
 
 
 def minutes_of(time: str) -> int:
-    """Minutes of a time limit in Slurm's notation: 90, 4:00:00 or 2-00:00:00."""
+    """Converts a time limit in Slurm's notation, such as 90, 4:00:00 or 2-00:00:00, to minutes."""
     found = TIME.fullmatch(time)
     if found is not None:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
