@@ -124,7 +124,7 @@ def test_a_grid_with_a_failing_cell_is_killed_and_resumes(corpus):
     assert first.endings.pop(("standard, lr 1e+20", 0)) == "failed"
     assert set(first.endings.values()) == {"finished"}
     assert len(first.endings) == 5
-    assert {"preparing the text", "validating", "taking the final measures"} <= set(first.doings)
+    assert {"preparing the text", "validating", "computing the final measures"} <= set(first.doings)
     assert "SIGKILL" in next(why for name, why in queue.troubles.items() if "hamiltonian" in name)
 
     found = read(plan.outcome)

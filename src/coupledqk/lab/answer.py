@@ -19,7 +19,7 @@ def answer(
     """One paragraph on what coupling does and costs, and one on how coherent the text is.
 
     `slowdowns` are the time per token relative to the baseline, one value per interleaved round. `objection` is the reason why
-    the models allow no conclusion, which then comes first.
+    the models allow no conclusion; if given, it comes first.
     """
     primary = next(verdict for verdict in outcome.verdicts if verdict.claim.primary)
     rows = {row.label: row for row in outcome.rows}

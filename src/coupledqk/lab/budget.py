@@ -24,9 +24,9 @@ from .speed import has_bfloat16, training_speeds
 
 RECIPE = "mini-modern"
 LENGTHS = (2_000, 4_000)
-"""Numbers of training steps to choose from; the last one is the recipe's. On 4 MB of web text, models were worse than bigrams
-after 500 and 1,000 steps, and the differences of 10 and of 4 pairs had a standard deviation of 7%. After 2,000 steps models
-were better than bigrams, and it was 0.7% (4 pairs)."""
+"""Numbers of training steps to choose from; the last one is the recipe's. On 4 MB of web text, models trained for 500
+or 1,000 steps were worse than bigram models, and paired differences had a standard deviation of 7% (10 and 4 pairs). Models
+trained for 2,000 steps were better than bigram models, and the standard deviation was 0.7% (4 pairs)."""
 FEWEST_PAIRS, ENOUGH_PAIRS = 4, 8
 """Number of pairs before the first test, and number of pairs that must fit into the budget before runs are made longer."""
 LARGEST_EFFECT = 0.05
@@ -40,14 +40,14 @@ ADVICE = "move it away; the speed is then measured again"
 ROUNDS, ROUND_STEPS = 7, 4
 """Number of interleaved rounds in which the speed of each variant is measured, and training steps per round."""
 COMPILE_MINUTES = 20.0
-"""Budgets of at least this many minutes are worth compiling the models, which takes up to a minute."""
+"""Minimum budget in minutes for trying compiled models, since compilation takes up to a minute."""
 STARTING, COMPILING, FINISHING = 8.0, 18.0, 8.0
-"""Seconds until a process takes its first training step, seconds in which it compiles one variant, and seconds for the answer
-and the report at the end."""
+"""Seconds until a process takes its first training step, seconds to compile one variant, and seconds to write the answer and
+the report at the end."""
 PER_RUN, MARGIN = 1.5, 1.05
 """Seconds per run for checkpoints and n-gram baselines, and the slowdown of runs that share the machine."""
 
-_BYTES = 2.9  # of English text per training token; a tenth of the text is for validation and testing
+_BYTES = 2.9  # bytes of English text per training token; a tenth of the text is held out for validation and testing
 _TRAIN = RECIPES[RECIPE].train
 _STEP_TOKENS = _TRAIN.batch_size * _TRAIN.seq_len
 
@@ -65,10 +65,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Mode:
-    """How models are computed."""
+    """Execution mode of models."""
 
     compiled: bool = False
-    """Whether they are compiled by torch.compile."""
+    """Whether models are compiled with torch.compile."""
     precision: str = "fp32"
     """Precision of matrix products."""
 
@@ -182,7 +182,7 @@ def choose(
 def fastest(variants: Sequence[str], minutes: float) -> tuple[dict[str, tuple[float, ...]], Mode]:
     """The measured speed of each variant in the fastest mode, and that mode.
 
-    Other modes than the default one are tried if the budget is large enough: compiled models and, if the processor has
+    Modes other than the default are tried if the budget is large enough: compiled models and, if the processor has
     instructions for it, compiled models in bfloat16.
     """
     found = {Mode(): measure_speeds(variants, Mode())}
@@ -206,12 +206,12 @@ def measure_speeds(variants: Sequence[str], mode: Mode) -> dict[str, tuple[float
 
 @dataclass(frozen=True)
 class Timing:
-    """What runs cost on this machine."""
+    """Cost of runs on this machine."""
 
     speeds: Mapping[str, Sequence[float]]
     """Training speed of each variant in tokens per second, one value per interleaved round."""
     jobs: int
-    """Number of runs at a time."""
+    """Number of runs trained at a time."""
     mode: Mode = Mode()
     spent: float = 0.0
     """Seconds that the command has taken so far."""
@@ -222,13 +222,13 @@ class Timing:
         return fmean(1 / median(values) for values in self.speeds.values())
 
     def run_seconds(self, text: Text, steps: int) -> float:
-        """The mean duration of a run. A token costs a third of a training token in evaluation, and each run has one additional
-        evaluation at the end."""
+        """The mean duration of a run. A token costs a third as much in evaluation as in training, and each run has one
+        additional evaluation at the end."""
         work = steps * _STEP_TOKENS + (EVALUATIONS + 1) * _valid_tokens(text) / 3
         return MARGIN * work * self.token_seconds + PER_RUN
 
     def once_seconds(self) -> float:
-        """The duration of all that does not depend on the number of runs. Each process compiles each variant once."""
+        """The duration of everything that does not depend on the number of runs. Each process compiles each variant once."""
         return self.spent + STARTING + COMPILING * len(self.speeds) * self.mode.compiled + FINISHING
 
     def minutes(self, text: Text, steps: int, pairs: int) -> float:
@@ -265,7 +265,7 @@ def _choice(text: Text, timing: Timing, steps: int, minutes: float, n_seeds: int
 
 
 def _too_short(text: Text, timing: Timing, minutes: float, n_seeds: int, chosen: Choice) -> str:
-    """What a budget can detect, and the budget that is needed."""
+    """The error message for a budget that is too small: what it can detect, and the budget that is needed."""
     least = n_seeds or next(n for n in itertools.count(FEWEST_PAIRS) if detectable_effect(n) <= LARGEST_EFFECT)
     could = f", which have 80% power to detect {100 * chosen.detectable:.1f}%" if chosen.pairs > 1 else ""
     expected = f"{n_seeds} pairs, one per seed" if n_seeds else f"{least} pairs, to detect {100 * LARGEST_EFFECT:g}%"

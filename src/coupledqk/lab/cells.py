@@ -45,7 +45,7 @@ class Plan:
 ERROR_FILE = "error.json"
 """The file in a run's folder that records why the run failed."""
 REACHED = "standard"
-"""The row whose final loss is the target of tokens to reach."""
+"""Label of the row whose final loss is the target of TOKENS_TO_REACH."""
 
 
 def status(run: RunFolder) -> Status:
@@ -73,9 +73,9 @@ def make_plan(
 ) -> Plan:
     """The runs of an experiment and where they are stored.
 
-    `seeds` replace the seeds of the experiment. With `rows` they are added to these rows of a grid that was run before, and the
-    other rows keep their seeds; optional rows have no seeds but these. If `compiled`, all models are compiled, whatever the
-    experiment says.
+    `seeds` replace the seeds of the experiment. If `rows` are given, the seeds are added to these rows of a grid that was run
+    before, and the other rows keep their seeds; optional rows have no other seeds. If `compiled`, all models are compiled,
+    regardless of the experiment's settings.
     """
     scale = scale_of(experiment, scale_name)
     where = f"{experiment.file or experiment.name}, {scale_name}"
@@ -171,7 +171,8 @@ def _rows(grid: Grid, where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def fill(template: str, names: Mapping[str, str], where: str) -> str:
-    """A text with {name} filled in. Only plain names are allowed, because formats and attributes could ask for anything."""
+    """A template with each {name} replaced. Only plain names are allowed, because attributes and format specifications could
+    have arbitrary effects."""
     try:
         fields = [field for _, *field in string.Formatter().parse(template) if field[0] is not None]
     except ValueError as error:

@@ -36,7 +36,7 @@ OTHERS = ("hamiltonian", "diff", "mlp_only", "query_residual", "key_residual", "
 """Other forms of coupling, and controls that add the same parameters without coupling."""
 SCALE = "mini"
 LONGER = 4
-"""The outlook at the end is for this multiple of the number of pairs."""
+"""Multiple of the number of pairs for which the outlook at the end is computed."""
 
 
 def compare(
@@ -54,8 +54,8 @@ def compare(
     """Tests whether coupling lowers perplexity on a text, which is a file, a folder or the name of a corpus.
 
     Trains pairs of small models, with standard attention and with the other `variants`, until the result for the second
-    variant is conclusive, equivalence within ±1% is shown, or `minutes` have passed. With `seeds` it trains exactly these
-    seeds. The outcome's `answer` contains the result in words.
+    variant is conclusive, equivalence within ±1% is shown, or `minutes` have passed. If `seeds` are given, exactly these
+    are trained. The outcome's `answer` contains the result in words.
     """
     comparison = Comparison.open(corpus, minutes, variants, seeds, jobs, Path(out), machines)
     comparison.run(GridProgress() if progress else Silent(), stop)
@@ -78,7 +78,7 @@ class Comparison:
     out: Path
     machines: Machines = LOCAL
     began: float = field(default_factory=lambda: time.monotonic())
-    """When the command was started, in seconds of the monotonic clock. The budget includes all that it does."""
+    """Start time of the command, in seconds of the monotonic clock. The budget includes everything the command does."""
 
     @classmethod
     def open(
@@ -116,7 +116,7 @@ class Comparison:
         return cls(text, choice, tuple(variants), own, not seeds, minutes, jobs, out, machines, began)
 
     def describe(self) -> str:
-        """What will be trained, how long it will take and what it can detect."""
+        """A description of the planned runs, their expected duration and the effect they can detect."""
         text, choice = self.text, self.choice
         most = "at most " if self.sequential else ""
         sample = f"a sample of {choice.tokens:,} of" if choice.tokens < text.train_tokens else "all of"
@@ -174,8 +174,8 @@ class Comparison:
     def level(self, n: int) -> float:
         """The level of the test after `n` pairs.
 
-        It depends on the number of pairs that was planned, also if the budget ends before, so that running the command again
-        can add the remaining pairs without exceeding the error rate.
+        It depends on the planned number of pairs, even if the budget runs out earlier, so that running the command again can
+        add the remaining pairs without exceeding the error rate.
         """
         if not self.sequential or n < 2:
             return LEVEL
@@ -184,7 +184,7 @@ class Comparison:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Each variant against the baseline; the first is the primary claim."""
+        """One claim about each variant against the baseline; the first is the primary claim."""
         baseline, *others = self.variants
         text = f"has lower perplexity than {baseline} on {self.text.name}"
         return tuple(Claim(f"{name} {text}", "lower", name, baseline, primary=i == 0) for i, name in enumerate(others))
@@ -211,7 +211,7 @@ class Comparison:
 
     @property
     def command(self) -> str:
-        """The command that makes the comparison, with the name instead of the path of the text."""
+        """The command line of the comparison, with the name of the text instead of its path."""
         more = [name for name in self.variants if name not in COUPLED]
         words = ["coupledqk compare --corpus", shlex.quote(self.text.name), f"--minutes {self.minutes:g}"]
         if set(OTHERS) <= set(more):
@@ -238,8 +238,8 @@ class Comparison:
         return found
 
     def _learned(self, plan: Plan, found: Outcome) -> tuple[str | None, list[str]]:
-        """The reason why the baseline has not learned enough for a conclusion, if it has not, and how it compares with n-gram
-        models of the same text."""
+        """The reason why the baseline has not learned enough for a conclusion, or None, and sentences that compare it with
+        n-gram models of the same text."""
         row = next(row for row in found.rows if row.label == self.variants[0])
         run = next((plan.run(cell) for cell in plan.cells if plan.run(cell).result), None)
         ngrams = read_baselines(run.result) if run else ()
@@ -265,7 +265,7 @@ class Comparison:
         return sentences
 
     def _coherence(self) -> tuple[dict[str, dict[str, Any]], str]:
-        """The coherence of the text by its name, measured once and stored; or nothing, and the reason."""
+        """The coherence by the name of the text, measured once and stored, or an empty dict and the reason for its absence."""
         memory, text = self.out / "coherence.json", self.text
         known = read_sealed_json(memory, "move it away; it is then measured again") if memory.is_file() else {}
         if known.get("text") == text.hash and isinstance(known.get("coherence"), dict):

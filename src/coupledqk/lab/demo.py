@@ -38,7 +38,7 @@ NEXT_STEPS = """What to try next:
 
 
 def demo_experiment(steps: int) -> Experiment:
-    """Both models with the recipe mini-modern, on Python's standard library."""
+    """An experiment that trains both models with the recipe mini-modern on Python's standard library."""
     settings = {"steps": steps, "eval_every": max(1, steps // 4), "save_every": max(1, steps // 4)}
     cells = tuple(Cell(name, 0, recipe("mini-modern", name, **settings)) for name in VARIANTS)
     return Experiment(

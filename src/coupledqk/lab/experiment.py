@@ -107,7 +107,7 @@ class Scale:
     seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Seeds of the rows that do not use `seeds`, by label."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of all cells that differ from the recipe."""
+    """Settings that override those of the recipe in all cells."""
     task: dict[str, Any] | None = None
     """The task, if it is not the recipe's."""
     needs: Needs | None = None

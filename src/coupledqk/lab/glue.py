@@ -1,4 +1,4 @@
-"""Fine-tuning trained runs on a GLUE task as an experiment. Torch-free until its examples are counted."""
+"""Fine-tuning trained runs on a GLUE task as an experiment. Torch-free until the examples are counted."""
 
 from collections.abc import Sequence
 from pathlib import Path

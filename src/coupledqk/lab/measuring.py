@@ -23,8 +23,8 @@ class Measurement:
 
 
 def measurements(experiment: Experiment, scale: str, out: Path, seeds: Sequence[int] = ()) -> list[Measurement]:
-    """The command for each of `seeds`. By default it is the first seed whose runs are all finished, or the first seed if there
-    is none."""
+    """The command for each of `seeds`. The default is the first seed whose runs are all finished, or the first seed if
+    there is none."""
     if scale not in experiment.commands:
         raise CoupledQKError(f"{experiment.name} has no scale {scale!r}: choose from {', '.join(experiment.commands)}")
     command, folder = experiment.commands[scale], f"{experiment.name}-{scale}"

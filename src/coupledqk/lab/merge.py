@@ -115,7 +115,7 @@ def _as_part_of(first: Outcome, other: Outcome) -> Outcome:
 
 
 def _settings(cell: CellRecord, *without: str) -> str:
-    """What defines the row of a cell: its settings without the seed, as text."""
+    """The settings of a cell without the seed, which identify its row, as text."""
     return json.dumps({k: v for k, v in cell.settings.items() if k not in ("seed", *without)}, sort_keys=True)
 
 
@@ -202,7 +202,7 @@ def _position_losses(parts: Sequence[tuple[Row, int]]) -> tuple[PositionLoss, ..
 
 
 def _ladders(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> tuple[Ladder, ...]:
-    """The ladders of all outcomes, each fitted again to the merged rows, and the published ones as they are."""
+    """The ladders of all outcomes, each fitted again to the merged rows, and the published ones unchanged."""
     samples = {row.label: row.seeds for row in rows}
     parameters = {row.label: row.parameters for row in rows if row.parameters is not None}
     found: dict[str, Ladder] = {}

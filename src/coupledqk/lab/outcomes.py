@@ -28,7 +28,7 @@ PLACES = ("data_dir", "model_dir", "init_from")
 """Settings that are paths on this machine."""
 
 AND = " and "
-"""Between commits and between machines, if there are several."""
+"""Separator between several commits or machines."""
 
 Values = dict[str, dict[int, float]]
 """Values by label and seed."""
@@ -48,7 +48,7 @@ def outcome(plan: Plan) -> Outcome:
     base = to_dict(base_config(scale))
     metric, task_measure = scale.metric, plan.cells[0].config.task.measure
     definitions = {run.result["definition"] for run in finished}
-    if len(definitions) == 1 and metric == task_measure:  # runs on several texts have several
+    if len(definitions) == 1 and metric == task_measure:  # runs on different texts have different definitions
         metric = replace(metric, definition=definitions.pop())
     found = Outcome(
         experiment=experiment.name,
@@ -72,7 +72,7 @@ def outcome(plan: Plan) -> Outcome:
 
 
 def _command(plan: Plan) -> str:
-    """The command that runs a plan, with the name instead of the path of a user's file."""
+    """The command that runs a plan, with the name of a user's file instead of its path."""
     named = Path(plan.experiment.file).name or plan.experiment.name
     return f"coupledqk reproduce {named} --scale {plan.scale_name}"
 
@@ -107,7 +107,7 @@ def measured(plan: Plan, which: str) -> Values:
 
 
 def _tokens_to_reach(plan: Plan, cell: Cell) -> float | None:
-    """None if the baseline with this seed is not finished."""
+    """The metric TOKENS_TO_REACH of a cell; None if the baseline with this seed is not finished."""
     other = next((c for c in plan.cells if c.label == REACHED and c.seed == cell.seed), None)
     target = plan.run(other).result.get("final", {}).get("loss") if other else None
     if target is None:
@@ -233,7 +233,7 @@ def thinned(points: Sequence[tuple[float, ...]]) -> Curve:
 
 
 def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested or flat settings without PLACES, and with the name instead of the path of a local corpus."""
+    """Nested or flat settings without PLACES, and with the name of a local corpus instead of its path."""
     kept: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -256,7 +256,7 @@ def _origin(finished: Sequence[RunFolder]) -> Origin:
 
 
 def joined_origin(origins: Sequence[Origin]) -> Origin:
-    """The provenance with the versions of the last part, and the commits and machines of all."""
+    """The provenance with the versions of the last part, and the commits and machines of all parts."""
     commits, machines = (
         dict.fromkeys(part for text in texts if text for part in text.split(AND))
         for texts in ([origin.commit for origin in origins], [origin.machine for origin in origins])

@@ -11,7 +11,7 @@ from ..outcome import Outcome
 from ..statistics import SHARED, Estimate, Prior, UntestableError, estimate_prior, paired, relative_differences
 
 MOST_DF = 4.0
-"""Maximum degrees of freedom of the prior. The outcomes are of few texts and lengths of runs, between which variances differ by
+"""Maximum degrees of freedom of the prior. The outcomes cover few texts and run lengths, between which variances differ by
 more than between the rows of one table. A prior with fewer degrees of freedom than justified is conservative."""
 
 
@@ -36,7 +36,7 @@ def outcome_prior(outcomes: Sequence[Outcome], source: str = "") -> Prior:
     """The prior of the variances of relative paired differences in perplexity.
 
     Each row whose baseline is not coupled and differs only in the attention is one contrast, as in `compare`. Contrasts that
-    share a baseline are correlated, and of contrasts that share pairs of runs only the one with most pairs counts.
+    share a baseline are correlated, and of contrasts that share pairs of runs only the one with the most pairs counts.
     """
     found = [contrast for each in outcomes if each.metric.key == "perplexity" for contrast in contrasts(each)]
     kept: list[Contrast] = []

@@ -63,7 +63,7 @@ class Queue:
         queue = cls(plans, cells, [])
         for cell in cells.values():
             why = failure(queue.run(cell))
-            if why.get("diverged"):  # a result: training is deterministic, so it would diverge again
+            if why.get("diverged"):  # divergence is a result: training is deterministic, so it would diverge again
                 queue.troubles[cell.name] = why["error"]
             elif status(queue.run(cell)) != "finished":
                 queue.waiting.append(cell)
@@ -88,7 +88,7 @@ class Queue:
         self.waiting = [cell for cell in self.waiting if cell.label != label or cell.name in others]
 
     def forget_finished(self) -> None:
-        """Forgets why cells could not be trained that another process has finished in the meantime."""
+        """Removes from `troubles` the cells that another process has finished in the meantime."""
         for name in list(self.troubles):
             if status(self.run(self.cells[name])) == "finished":
                 del self.troubles[name]

@@ -28,7 +28,7 @@ def listing(experiments: Sequence[Experiment]) -> str:
 
 
 def cost_summary(plan: Plan) -> str:
-    """The runs of a plan, their sizes and how long they will take."""
+    """The runs of a plan, their sizes and their expected durations."""
     import torch
 
     cells = with_needed(plan.cells)
@@ -57,7 +57,7 @@ def cost_summary(plan: Plan) -> str:
 
 
 def progress_summary(plan: Plan) -> str:
-    """How many runs of each row are finished, and why others are not."""
+    """The number of runs of each row by status, and the reasons for failures."""
     kinds = ("finished", "running", "interrupted", "failed", "waiting")
     rows, errors = [], []
     for label in plan.labels:

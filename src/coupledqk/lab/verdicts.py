@@ -132,8 +132,8 @@ class _Contrast:
 
     @property
     def compares_failures(self) -> bool:
-        """Whether the rates of failed runs are tested. Claims about spreads or about two effects are about more than which of
-        two cells is better."""
+        """Whether the rates of failed runs are tested. Claims about spreads and interactions are excluded, since they
+        are not about which of two cells is better."""
         is_of_two_cells = self.claim.kind not in ("less_variable", "interaction")
         return bool(self.failures) and is_of_two_cells and not self.failures.by_target
 
@@ -274,7 +274,10 @@ def _finding(claim: Claim, evidence: Evidence | None, low: float, high: float) -
 
 
 def _measured(claim: Claim, evidence: Evidence) -> str:
-    """For example: hamiltonian is −1.70% against standard (95% interval −2.40% to −1.00%, 5 paired seeds, p = 0.003)."""
+    """The effect and its uncertainty in words.
+
+    For example: hamiltonian is −1.70% against standard (95% interval −2.40% to −1.00%, 5 paired seeds, p = 0.003).
+    """
     size = effect(claim, evidence.effect)
     if claim.kind == "less_variable":
         what = f"The standard deviation of {claim.variant} is {size} that of {claim.baseline}"
@@ -287,7 +290,7 @@ def _measured(claim: Claim, evidence: Evidence) -> str:
 
 
 def _reason(claim: Claim, evidence: Evidence) -> str:
-    """Where the interval lies."""
+    """The position of the interval relative to zero, the published effect and the margin."""
     low, high = evidence.interval
     margin = f"the margin of ±{100 * claim.margin:.3g}%"
     if claim.kind == "equal":

@@ -57,7 +57,7 @@ class Messages:
     def __call__(self, event: Event) -> None:
         now = time.monotonic()
         if isinstance(event, Evaluating | Finished):
-            doing = "validating" if isinstance(event, Evaluating) else "taking the final measures"
+            doing = "validating" if isinstance(event, Evaluating) else "computing the final measures"
             self.send(kind="step", step=event.step, doing=doing)
         elif isinstance(event, Started) or (isinstance(event, Step) and now >= self.next_message):
             self.next_message = now + SECONDS_BETWEEN_MESSAGES
@@ -65,7 +65,7 @@ class Messages:
 
 
 def train_job(job: dict[str, Any], messages: Messages) -> dict[str, Any]:
-    """Trains the cell described by an input line. The user has passed its plugin to the scheduling process."""
+    """Trains the cell described by an input line. Its plugin is trusted, since the user passed it to the scheduling process."""
     folder = Path(job["folder"])
     try:
         if job["plugin"] is not None:
