@@ -29,14 +29,14 @@ class Axis:
         values = [math.log10(value) if log else value for value in values]
         low, high = min(values), max(values)
         spread, magnitude = high - low, max(-low, high)
-        if spread <= (1e-9 if log else max(1e-9 * magnitude, TINY)):  # as good as one value
+        if spread <= (1e-9 if log else max(1e-9 * magnitude, TINY)):  # all values are equal up to rounding
             air = 0.5 if log or magnitude < 1e-290 else magnitude / 10
         else:
             air = min(spread / 25, 0.3) if log else spread / 25
         return cls(low - air, high + air, start, end, log)
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
+        """The pixel position of a value."""
         value = math.log10(value) if self.log else value
         return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
 

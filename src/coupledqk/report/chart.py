@@ -111,7 +111,7 @@ def _height(chart: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Removes characters that XML forbids, which a name or a generated text may contain."""
+    """Replaces characters that XML forbids, which a name or a generated text may contain."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 

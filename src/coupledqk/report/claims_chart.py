@@ -15,7 +15,7 @@ WIDTH, ROW, BELOW, LEGEND = 720, 46, 40, 30
 # Text widths assume the larger font used on phones.
 LONGEST_TEXT = 58
 WIDEST = 1.5
-"""Intervals are cut off where they reach further than the largest effect plus this multiple of the median width."""
+"""Intervals are cut off where they extend beyond the largest effect plus this multiple of the median width."""
 
 CIRCLE = "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z"
 LOOKS: dict[Finding, tuple[int, str]] = {
@@ -85,7 +85,7 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
 
 
 def _axis(rows: Sequence[_Tested]) -> Axis:
-    """An axis with zero, all effects and all published effects. Intervals much wider than most are cut off at an arrow."""
+    """An axis with zero, all effects and all published effects. Intervals much wider than most end in an arrow."""
     effects = [100 * row.evidence.effect for row in rows]
     effects += [row.published for row in rows if row.published is not None]
     ends = [end for row in rows for end in row.ends]
@@ -94,7 +94,7 @@ def _axis(rows: Sequence[_Tested]) -> Axis:
 
 
 def _contrast(claim: Claim) -> str:
-    """What a claim compares, in few words."""
+    """The contrast of a claim in a few words."""
     here = _pair(claim.variant, claim.baseline)
     if claim.elsewhere is not None:
         return f"{here}, minus {_pair(*claim.elsewhere)}"
@@ -102,7 +102,7 @@ def _contrast(claim: Claim) -> str:
 
 
 def _pair(variant: str, baseline: str) -> str:
-    """Two labels, with the words that both end in named once: "lora + coupling against lora, on QNLI"."""
+    """Two labels, with their common last words stated once: "lora + coupling against lora, on QNLI"."""
     ours, theirs, common = variant.split(), baseline.split(), []
     while len(ours) > 1 and len(theirs) > 1 and ours[-1] == theirs[-1]:
         common.insert(0, ours.pop())

@@ -13,7 +13,7 @@ MOST_CURVES = 6
 STEP, LOSS = 0, 2
 
 Curve = Mapping[float, float]
-"""A value by step."""
+"""Values of a curve by step."""
 Curves = dict[str, dict[int, Curve]]
 """Curves by the label of the row and the seed."""
 
@@ -109,8 +109,8 @@ def _points(cell: CellRecord, kind: str, column: int) -> Curve:
 
 
 def _changes(outcome: Outcome, curves: Curves, baseline: str) -> Curves:
-    """For the rows that are compared with a baseline, differences from it with the same seed at the same step, in percent of
-    its value."""
+    """Differences from a baseline of the rows that are compared with it, at the same seed and step, in percent of the
+    baseline's value."""
     changes: Curves = {}
     for label in (label for label, other in outcome.baselines.items() if other == baseline):
         ours, theirs = curves.get(label, {}), curves.get(baseline, {})

@@ -72,7 +72,7 @@ def title(outcomes: Sequence[Outcome]) -> str:
 
 
 def count(outcomes: Sequence[Outcome]) -> str:
-    """For example: 12 claims: 5 supported, 3 contradicted, 4 inconclusive."""
+    """The number of claims by finding, such as "12 claims: 5 supported, 3 contradicted, 4 inconclusive"."""
     verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts]
     found = [verdict.finding if is_tested(verdict) else UNTESTED for verdict in verdicts]
     if not found:

@@ -1,4 +1,4 @@
-"""Runs as rows of a table for the terminal."""
+"""Tables of runs for the terminal."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,7 +55,7 @@ def runs_table(runs: Sequence[RunFolder]) -> str:
 
 
 def plugins_table(plugins: Mapping[RunFolder, str]) -> str:
-    """One row per run whose configuration cannot be read without its plugin, a file; empty if there are none."""
+    """One row per run whose configuration cannot be read without its plugin file; empty if there are none."""
     if not plugins:
         return ""
     rows = [

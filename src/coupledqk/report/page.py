@@ -1,4 +1,4 @@
-"""Renders templates to self-contained HTML files, with inline style and script and without any request."""
+"""Renders templates to self-contained HTML files, with inline styles and scripts and without network requests."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ def render(
     """
     environment = _environment(folder)
     style, script = ("".join(_source(environment, name) for name in names) for names in (styles, scripts))
-    # The content security policy allows this script only and no requests (the template may allow more), for any text shown.
+    # The content security policy allows only this script and no requests (a template may allow more), whatever text is shown.
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = environment.get_template(template).render(style=style, script=script, script_hash=script_hash, **values)
     return printable(page)

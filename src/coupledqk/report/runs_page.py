@@ -64,7 +64,7 @@ def write_page(
 ) -> None:
     """Writes a self-contained HTML report on runs, finished or not.
 
-    `intro` contains paragraphs of plain text, and `samples` continuations of prompts by the runs, which may have any names.
+    `intro` contains paragraphs of plain text. `samples` contains continuations of prompts by the runs, under any names.
     """
     if not runs:
         raise CoupledQKError("no runs given: name at least one run folder")

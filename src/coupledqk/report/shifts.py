@@ -29,7 +29,7 @@ def _row(shift: Shift) -> tuple[str, ...]:
 
 
 def signed(value: float) -> str:
-    """Three significant digits with a sign."""
+    """A value with its sign and three significant digits."""
     return f"{value:+.3g}".replace("-", "−")
 
 

@@ -125,7 +125,7 @@ def is_tested(verdict: Verdict) -> bool:
 
 
 def finding(outcome: Outcome, verdict: Verdict) -> str:
-    """The finding in words, with what limits it in parentheses.
+    """The finding in words, with its limitations in parentheses.
 
     An inconclusive claim for which there are too few runs is reported as not tested, and a contradicted claim with an effect
     within the margin also as equivalent. Failed runs are counted, since the interval is that of the runs that finished. Models
@@ -178,7 +178,7 @@ def _published_effect(outcome: Outcome, row: Row) -> float | None:
 
 
 def _baseline(outcome: Outcome, row: Row) -> Row | None:
-    """The row that a row is compared with. An outcome of an earlier version may have recorded another one than today's."""
+    """The row that a row is compared with. An outcome written by an earlier version may contain another baseline."""
     label = row.change.baseline if row.change else outcome.baselines.get(row.label)
     return next((other for other in outcome.rows if other.label == label), None)
 
