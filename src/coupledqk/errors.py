@@ -1,4 +1,4 @@
-"""Errors for the user. Each message says what was given, what was expected and what to do."""
+"""Errors for the user. Each message states what was given, what was expected and what to do."""
 
 import difflib
 from collections.abc import Iterable

@@ -44,7 +44,7 @@ def p_value(p: float) -> str:
 
 
 def uncertainty(claim: Claim, evidence: Evidence) -> str:
-    """For example: 95% interval −2.40% to −1.00%, 5 paired seeds, p = 0.003."""
+    """The interval, the number of seeds and the p-value: 95% interval −2.40% to −1.00%, 5 paired seeds, p = 0.003."""
     ends = interval(evidence.interval, lambda end: effect(claim, end))
     ours, theirs = evidence.n
     seeds = f"{ours} paired seeds" if evidence.paired else f"{ours} and {theirs} seeds"
@@ -52,7 +52,7 @@ def uncertainty(claim: Claim, evidence: Evidence) -> str:
 
 
 def mean_and_std(measure: Measure, mean: float | None, std: float | None, n: int | None = None) -> str:
-    """For example: 24.22 ± 0.12 (3)."""
+    """A mean with its standard deviation and the number of seeds: 24.22 ± 0.12 (3)."""
     text = measure.show(mean)
     if mean is not None and std is not None and math.isfinite(std):
         text += f" ± {std:.{len(text.partition('.')[2])}f}"

@@ -96,7 +96,7 @@ class Claim:
     """For an interaction, the variant and the baseline on the other corpus; the effect is the difference of the two effects."""
     paper_effect: float | None = None
     """The published effect, if there is one. For less_variable it is the ratio of standard deviations minus 1. An interaction
-    is claimed to have its sign; without one, to be negative."""
+    is claimed to have the sign of the published effect, or to be negative if there is none."""
     margin: float = 0.01
     """Equivalence margin: effects within ±margin count as no effect."""
     paired: bool = True
@@ -204,7 +204,7 @@ class CellRecord:
 
 @dataclass(frozen=True)
 class Origin:
-    """Provenance of the numbers: date, commit, versions, machines and corpora."""
+    """Provenance of the numbers: commit, versions, machines and corpora."""
 
     commit: str | None
     machine: str
@@ -258,7 +258,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Shift:
-    """How a variant changes one property of a trained model, compared with how an immaterial change affects the baseline."""
+    """The effect of a variant on a property of trained models, compared with that of an immaterial change to the baseline."""
 
     name: str
     """Name of the property, such as "gain from context"."""
@@ -336,7 +336,7 @@ class Outcome:
 
         It is the baseline of the first claim about the row, starting with the primary claim. A row without a claim is compared
         with a baseline of other claims with the same task: the one that differs in the fewest settings other than those of the
-        attention, and of these the one with most claims.
+        attention, and among these the one with the most claims.
         """
         claims = sorted((verdict.claim for verdict in self.verdicts), key=lambda claim: not claim.primary)
         pairs = [pair for claim in claims for pair in ((claim.variant, claim.baseline), claim.elsewhere) if pair]
@@ -356,7 +356,7 @@ class Outcome:
         return not self._differences(one, other, _is_not_attention)
 
     def _differences(self, one: str, other: str, counts: Callable[[str], bool]) -> set[str]:
-        """The settings that count in which two rows differ."""
+        """The settings in which two rows differ and for which `counts` is true."""
         settings = {cell.label: cell.settings for cell in self.cells}
         ours, theirs = settings.get(one, {}), settings.get(other, {})
         return {key for key in ours.keys() | theirs.keys() if counts(key) and ours.get(key) != theirs.get(key)}

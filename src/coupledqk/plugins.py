@@ -18,11 +18,11 @@ from .errors import CoupledQKError
 
 _paths: dict[str, str] = {}  # paths of the loaded files by SHA-256
 _loading: list["Plugin"] = []
-_added: list[tuple[MutableMapping[str, Any], str]] = []  # registered by the plugin that is being loaded
+_added: list[tuple[MutableMapping[str, Any], str]] = []  # entries registered by the plugin that is being loaded
 
 
 class MissingPluginError(CoupledQKError):
-    """A configuration needs a plugin that this process has not loaded, or that has changed since."""
+    """A configuration needs a plugin that this process has not loaded, or that has changed since the run began."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def load_plugin(path: str | Path) -> Plugin:
         source = file.read_bytes()
     except OSError as error:
         raise CoupledQKError(f"plugin {path} cannot be read ({error.strerror}): name a Python file") from None
-    except RuntimeError:  # of pathlib
+    except RuntimeError:  # raised by `Path.resolve`
         raise CoupledQKError(
             f"plugin {path} cannot be read (its symbolic links form a loop): name a Python file"
         ) from None

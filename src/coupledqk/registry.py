@@ -67,7 +67,7 @@ SCORINGS: dict[str, ScoringEntry] = {
 
 
 def load(record: Any) -> Any:
-    """The record of an entry, imported if the entry has its location."""
+    """The record of an entry, imported if the entry contains only its location."""
     if not isinstance(record, str):
         return record
     module, _, name = record.partition(":")

@@ -42,7 +42,7 @@ class Answer:
 
 
 Route = Callable[[Any], Answer]
-"""Makes an answer from the decoded JSON body of a POST request, or from None for a GET request."""
+"""Computes an answer from the decoded JSON body of a POST request, or from None for a GET request."""
 
 
 class LocalServer(ThreadingHTTPServer):

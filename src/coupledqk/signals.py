@@ -14,7 +14,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 2.0
-"""Seconds after a signal until a process with nothing to save is ended, for example if it is inside a library's C code."""
+"""Seconds after a signal until a process with nothing to save is ended, even if it is blocked in a library's C code."""
 EXIT_CODE = 130
 SHOW_CURSOR = b"\033[?25h"
 
@@ -31,7 +31,7 @@ class _Stopping:
     advice = "stopped"
     """The last message printed before the process ends."""
     terminals: tuple[int, ...] = ()
-    """File descriptors of standard output and standard error, as far as they were terminals at the start."""
+    """File descriptors of standard output and standard error that were terminals at the start."""
 
 
 _state = _Stopping()

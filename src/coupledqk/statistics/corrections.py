@@ -17,8 +17,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
-    """The level at which Holm's method tests each p-value: p is at most this level exactly if its adjusted p is at most
-    `level`.
+    """The level at which Holm's method tests each p-value: p is at most this level if and only if its adjusted value is at
+    most `level`.
 
     The smallest of m p-values is tested at level/m, the next at level/(m − 1) and so on. All p-values after the first that is
     not significant are tested at the level of that one.

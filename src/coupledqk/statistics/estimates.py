@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean  # Python's own
+from statistics import fmean  # from the standard library
 from typing import Any
 
 from ..errors import CoupledQKError
@@ -67,7 +67,7 @@ class Estimate:
     def p_equal(self, margin: float) -> float:
         """p-value of two one-sided tests of the hypothesis that the difference is beyond ±margin.
 
-        It is at most `level` exactly if the interval with confidence 1 − 2 · level lies within the margin.
+        It is at most `level` if and only if the interval with confidence 1 − 2 · level lies within the margin.
         """
         return float(scipy_special().stdtr(self.df, (abs(self.value) - margin) / self.standard_error))
 

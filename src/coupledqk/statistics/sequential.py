@@ -2,7 +2,7 @@
 
 Testing at 5% after every pair would have an error rate far above 5%. Here the test after n of at most N pairs has the level
 c · (n/N)², and c is chosen such that all tests together have the desired error rate. Stopping early requires strong evidence,
-and the last test has little less power than a single test with N pairs. The intervals at these levels contain the effect
+and the last test has only slightly less power than a single test with N pairs. The intervals at these levels contain the effect
 simultaneously at all looks with the desired confidence, so one may stop at any of them.
 """
 
