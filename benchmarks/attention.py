@@ -1,4 +1,4 @@
-"""Time of PyTorch's attention kernel on a CPU, forward + backward, by precision, which is why training uses it in float32.
+"""Time of PyTorch's attention kernel on a CPU, forward + backward, by precision: the reason why training uses float32 for it.
 
 The precisions alternate and each round gives a ratio. "as float32" converts q, k and v from bfloat16 before the kernel and the
 output after it, as `coupledqk.scoring.softmax.attend` does if a gradient is needed.
