@@ -179,6 +179,10 @@ MISTAKES = {
         lambda: register_dynamics("mine", lambda q, k, dt, force, n: (q, k / 0)),
         "k with values that are not finite",
     ),
+    "later tokens": (
+        lambda: register_dynamics("mine", lambda q, k, dt, force, n: (q.roll(-1, 1), k)),
+        "moves a token differently if another token changes",
+    ),
     "raises": (lambda: register_dynamics("mine", lambda q, k, dt, force, n: (q @ k, k)), "failed on a small example"),
     "weights": (lambda: register_scoring("mine", lambda q, k, mask, causal: q), "gave weights of shape"),
     "ahead": (

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ def register_dynamics(
     forward(q, k) -> (q, k), where q is (B, T, H, d) and k (B, T, H_kv, d); or a `Method` record, which can also define an
     inverse and the moves for the fused implementation. `settings` lists the settings of `DynamicsConfig` that a module uses.
 
-    The dynamics are first tested on a small random example: the result must be finite and have the shapes of q and k.
+    The dynamics are first tested on a small random example: the result must be finite, have the shapes of q and k, and for
+    each token depend on its own q and k only.
     """
     record = method if isinstance(method, Method) else _record(name, method)
     if settings is None:
@@ -72,15 +74,15 @@ def _try_out(name: str, record: Method) -> None:
     k = torch.randn(B, T, KEY_HEADS, 1, WIDTH, generator=generator)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if record.run is not None:
-            moved = _called(
-                name, record.run, q, k, torch.full((KEY_HEADS, 1, 1), 0.1), _mean_of(MLPForce(WIDTH, 0.2)), 2
-            )
+        if (run := record.run) is not None:
+            dt, force = torch.full((KEY_HEADS, 1, 1), 0.1), _mean_of(MLPForce(WIDTH, 0.2))
+            move: Callable[..., Any] = partial(_called, name, lambda q, k: run(q, k, dt, force, 2))
         else:
             q, k = q.flatten(2, 3), k.flatten(2, 3)
             module = _called(name, build_dynamics, DynamicsConfig(method=name), WIDTH, KEY_HEADS)
-            moved = _called(name, module, q, k)
-    _check_moved(name, moved, q, k)
+            move = partial(_called, name, module)
+        _check_moved(name, move(q, k), q, k)
+        _check_local(name, move, q, k)
     if record.moves is not None:
         force, q, k = MLPForce(WIDTH, 0.2), q.flatten(2, 3), k.flatten(2, 3)
         fused, plain = (evolve(q, k, 0.1, force, 2, name, impl=impl) for impl in ("fused", "reference"))
@@ -102,6 +104,24 @@ def _called(name: str, function: Any, *arguments: Any) -> Any:
         raise CoupledQKError(
             f"dynamics {name!r} failed on a small example: {type(error).__name__}: {reason}"
         ) from error
+
+
+def _check_local(name: str, move: Callable[..., Any], q: Tensor, k: Tensor) -> None:
+    """Raises if a token moves differently because another token has changed: it could then depend on later tokens."""
+    for changed in (0, T - 1):
+        outputs = []
+        for shift in (0.0, 1.0):
+            shifted = q.clone(), k.clone()
+            for x in shifted:
+                x[:, changed] += shift
+            torch.manual_seed(0)  # dynamics may be random
+            outputs.append(move(*shifted))
+        others = [t for t in range(T) if t != changed]
+        if not all(torch.allclose(a[:, others], b[:, others], atol=1e-6) for a, b in zip(*outputs, strict=True)):
+            raise CoupledQKError(
+                f"dynamics {name!r} moves a token differently if another token changes: expected dynamics of each token alone, "
+                "because others could leak later tokens into the prediction"
+            )
 
 
 def _check_moved(name: str, moved: Any, q: Tensor, k: Tensor) -> None:

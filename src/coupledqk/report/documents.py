@@ -12,7 +12,7 @@ from .runs_page import write_page
 
 
 def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None) -> list[str]:
-    """Writes the report, and its curves to the folder `figures` if given. Returns messages about the files it has written."""
+    """Writes the report, and its charts to the folder `figures` if given. Returns messages about the files it has written."""
     if not paths:
         raise CoupledQKError(
             "nothing to report on: name outcome files, a folder such as lab or results/lab, or run folders"
