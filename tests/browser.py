@@ -64,7 +64,7 @@ class Browser:
         return json.loads(message)
 
     def open(self, page: Path | str, width: int = 1000, scheme: str = "light") -> None:
-        """A file is opened with the network off; an address needs it on."""
+        """Opens a file with the network off, or a URL with the network on."""
         self.session = {}
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
@@ -110,7 +110,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def wait_for(self, expression: str) -> None:
-        """Until a condition on the page holds."""
+        """Waits until a condition on the page holds."""
         for _ in range(PATIENCE * 50):
             if self.evaluate(expression):
                 return
@@ -145,7 +145,7 @@ class Browser:
             assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{colour} in {scheme} mode"
 
     def screenshot(self, file: Path) -> None:
-        """The whole page, for a person to look at."""
+        """Saves an image of the page for manual inspection."""
         image = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         file.write_bytes(base64.b64decode(image))
 
@@ -157,7 +157,7 @@ class Browser:
 
 
 def running_browser(profile: Path) -> Iterator[Browser]:
-    """For a fixture to `yield from`."""
+    """A running browser, for a fixture to `yield from`."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed, so no page was looked at: apt-get install chromium")
     browser = Browser(profile)

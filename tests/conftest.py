@@ -75,7 +75,7 @@ def text(tmp_path: Path, own_cache: None) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path, own_cache: None) -> Run:
-    """A language model of bytes, hardly trained."""
+    """A byte-level language model, trained for 10 steps."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(60)))
     config = recipe("mini", corpus=str(text), tokenizer="bytes", n_positions=64, seq_len=16, max_tokens=None,
@@ -109,7 +109,7 @@ def tiny_attention(variant: str = "standard", d_model: int = 64, n_heads: int = 
 
 
 def mlp_force(d: int) -> MLPForce:
-    """Smooth, and not a gradient: its Jacobian is not symmetric."""
+    """A smooth force that is not a gradient: its Jacobian is not symmetric."""
     return stir(MLPForce(d)).requires_grad_(False)
 
 

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     **{"cross_attention_layers": [1], "image_size": 32, "depth": 2, "out_hidden_size": 32},
     **{"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_d_ssm": 64, "mamba_n_groups": 1},
 }
-"""Settings under all the names that configurations have for them."""
+"""Settings of small models, under every name that configurations use for them."""
 
 _DECODING_ENCODERS = """
     bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl
@@ -60,7 +60,7 @@ _NAMES = """
     starcoder2 vaultgemma xlm-roberta xlm-roberta-xl zaya
 """
 ARCHITECTURES = _NAMES.split()
-"""transformers' names of those with a causal language model; the others in its list are refused, see docs/coupling.md."""
+"""Model types of causal language models in transformers; its other causal language models are refused, see docs/coupling.md."""
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
@@ -113,7 +113,7 @@ TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "clip_vision_model": ("CLIPVisionModel", _IMAGE),
     "whisper": ("WhisperModel", {**_TEXT, **_AUDIO, **_STACKS}),
 }
-"""Bidirectional models, and CLIP's text tower: the class and the settings of each. Of Whisper, the encoder is meant."""
+"""Bidirectional models, and CLIP's text tower: the class and the settings of each. For Whisper, this is the encoder."""
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The job that tests/test_mesh.py starts with torchrun. It contains many checks, because starting processes is slow.
 
-mesh_job.py together FOLDER      trains the runs of FOLDER/jobs.json one after the other, and tries what must be refused
+mesh_job.py together FOLDER      trains the runs of FOLDER/jobs.json one after the other, and checks what must be refused
 mesh_job.py killed ARGUMENTS     the command line, in which the second process is killed in its sixth step, once
 """
 

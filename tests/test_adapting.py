@@ -1,4 +1,4 @@
-"""Adapting a trained language model: only what the method names is trained, from the source's exact loss."""
+"""Adapting a trained language model: only the parameters of the method are trained, from exactly the source's loss."""
 
 import re
 from dataclasses import replace
@@ -44,7 +44,9 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_only_what_the_method_names_is_trained(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
+def test_only_the_parameters_of_the_method_are_trained(
+    source: Run, other_text: Path, tmp_path: Path, method: str
+) -> None:
     variant, trained = TRAINED[method]
     config = adapt(source, other_text, method, variant, steps=6, warmup=0)
     start = Adapting.open(config).build_model().state_dict()
@@ -57,13 +59,13 @@ def test_only_what_the_method_names_is_trained(source: Run, other_text: Path, tm
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_every_method_starts_with_the_sources_exact_loss(source: Run, other_text: Path, method: str) -> None:
+def test_every_method_starts_with_exactly_the_loss_of_its_source(source: Run, other_text: Path, method: str) -> None:
     task = Adapting.open(adapt(source, other_text, method, TRAINED[method][0]))
     assert task.evaluate(task.build_model())["loss"] == task.evaluate(source.model())["loss"]
 
 
 @pytest.mark.parametrize("method", ["lora_coupling", "coupling"])
-def test_adapting_resumes_to_the_same_bits(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
+def test_adapting_resumes_bit_identically(source: Run, other_text: Path, tmp_path: Path, method: str) -> None:
     assert_resumes_to_the_same_bits(adapt(source, other_text, method, "coupled", steps=20), tmp_path)
 
 

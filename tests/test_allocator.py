@@ -1,4 +1,4 @@
-"""Freed memory that is needed again stays in the process."""
+"""Freed memory is kept in the process for reuse."""
 
 import subprocess
 import sys
@@ -20,12 +20,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def pages_fetched(how: str) -> int:
-    """In ten steps that need nearly 64 MiB each, more than glibc ever keeps by itself."""
+    """Page faults in ten steps that allocate nearly 64 MiB each, more than glibc keeps by default."""
     return int(subprocess.run([sys.executable, "-c", STEPS, how], capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
-def test_later_steps_find_memory_of_earlier_ones():
+def test_freed_memory_is_reused_by_later_steps():
     fetched = pages_fetched("as it is")
     assert fetched >= 10 * 63 * 1024 / 4
     assert pages_fetched("keep") < 0.1 * fetched

@@ -58,7 +58,7 @@ def analyze(shelf: Path, *names: str, **options) -> dict:
     return json.loads(Path("analysis/analysis.json").read_text())
 
 
-def test_the_rank_table_is_the_mean_over_maps_by_an_independent_route(
+def test_the_rank_table_equals_an_independently_computed_mean_over_maps(
     shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = analyze(shelf, "standard", batches=4)
@@ -91,9 +91,7 @@ def test_every_measure_is_written_with_its_definition(shelf: Path) -> None:
     assert np.shape(potential["lengths"]["16"]["entropy"]["heads"]) == (2, 4)
 
 
-def test_a_run_does_not_differ_from_its_copy_and_does_from_another(
-    shelf: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_differs_from_another_run_but_not_from_its_copy(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = analyze(shelf, "standard", "again", "diff", batches=5)
     same, other = found["differences"]
     assert (same["run"], other["run"], other["against"]) == ("again", "diff", "standard")
@@ -112,7 +110,7 @@ def test_the_same_run_gives_the_same_json(shelf: Path) -> None:
     assert analyze(shelf, "potential", batches=3) == analyze(shelf, "potential", batches=3)
 
 
-def test_lengths_of_context_are_columns(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measures_are_reported_for_each_context_length(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = analyze(shelf, "standard", "diff", batches=3, length=(16, 4, 8))
     assert [list(run["lengths"]) for run in found["runs"]] == [["4", "8", "16"]] * 2
     ranks = [values["effective_rank"]["mean"] for values in found["runs"][0]["lengths"].values()]
@@ -121,7 +119,7 @@ def test_lengths_of_context_are_columns(shelf: Path, capsys: pytest.CaptureFixtu
     assert "by context length" in capsys.readouterr().out
 
 
-def test_all_checkpoints_show_how_it_came_about(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_checkpoint_of_a_run_can_be_analyzed(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = analyze(shelf, "potential", batches=2, checkpoint="all")
     assert [run["step"] for run in found["runs"]] == [4, 8, 12]
     dt = [run["lengths"]["16"]["dt"]["mean"] for run in found["runs"]]
@@ -168,7 +166,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("names", "options", "says"), MISTAKES, ids=[says for *_, says in MISTAKES])
-def test_a_mistake_is_named(names: list[str], options: dict, says: str, shelf: Path) -> None:
+def test_bad_arguments_are_reported_and_nothing_is_written(
+    names: list[str], options: dict, says: str, shelf: Path
+) -> None:
     if "corpus" in options:
         options = {**options, "corpus": options["corpus"].replace("SHELF", str(shelf))}
     with pytest.raises(CoupledQKError, match=says):

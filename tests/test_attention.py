@@ -19,7 +19,7 @@ stepping_variants = pytest.mark.parametrize(
 
 
 def project(attention, x):
-    """q, k and v of every head, before anything moves."""
+    """q, k and v of every head, before the dynamics."""
     return [y.unflatten(-1, (-1, attention.width)) for y in attention.qkv(x).split(attention.split_sizes, dim=-1)]
 
 
@@ -32,7 +32,7 @@ def influences(attention, **options):
 
 
 @every_variant
-def test_no_token_sees_a_later_one_and_all_earlier_ones_are_seen(name):
+def test_each_token_attends_to_all_earlier_tokens_and_to_no_later_one(name):
     expected = torch.ones(T, T, dtype=torch.bool).tril()
     assert torch.equal(influences(tiny_attention(name)) > 0, expected)
 
@@ -74,7 +74,7 @@ def test_rope_makes_scores_depend_on_relative_position_only(name):
     assert (here - apart).abs().max() > 1e-2
 
 
-def test_rope_turns_pairs_of_coordinates_as_complex_numbers():
+def test_rope_rotates_pairs_of_coordinates_like_complex_numbers():
     q, k = double_randn(B, T, 3, 8), double_randn(B, T, 2, 8)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 9, 3, 0]])
     for x, turned in zip((q, k), rope_at(positions, 8)(q, k), strict=True):
@@ -91,7 +91,7 @@ def test_rope_refuses_an_odd_width():
 @every_variant
 @pytest.mark.parametrize("chunks", [(T,), (1,) * T, (3, 1, 2), (2, 4)], ids=str)
 @pytest.mark.usefixtures("poisoned_memory")
-def test_a_cache_in_any_chunks_equals_the_whole(name, chunks):
+def test_cached_attention_in_chunks_equals_the_full_forward(name, chunks):
     attention, x = tiny_attention(name, qk_norm=True), double_randn(B, T, 64)
     whole, _ = attention(x, rope=rope_at(torch.arange(T), attention.width))
     cache, parts, start = KVCache(T + 2), [], 0
@@ -116,7 +116,7 @@ def test_the_cache_holds_evolved_rotated_keys_of_the_key_heads(name):
     assert cache.k.shape[2:].numel() == 64 // attention.config.group_size
 
 
-def test_a_full_cache_refuses_more():
+def test_a_full_cache_refuses_more_tokens():
     attention, cache = tiny_attention(), KVCache(T)
     attention(double_randn(B, T, 64), cache=cache)
     with pytest.raises(CoupledQKError, match=f"holds {T} tokens, but {T} are stored and 1 more"):
@@ -132,14 +132,14 @@ def test_a_cache_refuses_the_keys_of_another_attention():
 
 
 @pytest.mark.parametrize("positions", [torch.arange(1), torch.arange(T + 1), torch.zeros(B + 1, T)])
-def test_rope_of_other_positions_is_refused(positions):
+def test_rope_with_the_wrong_number_of_positions_is_refused(positions):
     attention = tiny_attention()
     with pytest.raises(CoupledQKError, match=f"expected {T} positions, one per token"):
         attention(double_randn(B, T, 64), rope=rope_at(positions, attention.width))
 
 
 @pytest.mark.parametrize("mask", [True, "causal", [[True]]])
-def test_a_mask_that_is_no_tensor_is_refused(mask):
+def test_a_mask_that_is_not_a_tensor_is_refused(mask):
     with pytest.raises(CoupledQKError, match="expected a tensor of booleans"):
         tiny_attention()(double_randn(B, T, 64), mask)
 
@@ -152,20 +152,20 @@ def test_a_mask_that_is_no_tensor_is_refused(mask):
         ((64, -8), "n_heads=-8: expected a whole number of at least 1"),
     ],
 )
-def test_arguments_of_another_kind_are_refused(arguments, message):
+def test_arguments_of_the_wrong_type_are_refused(arguments, message):
     with pytest.raises(CoupledQKError, match=message):
         Attention(*arguments)
 
 
 @every_variant
-def test_the_meta_device_gives_shapes(name):
+def test_the_meta_device_gives_output_shapes(name):
     with torch.device("meta"):
         attention = Attention.from_variant(name, 64, 8)
         assert attention(torch.empty(B, T, 64))[0].shape == (B, T, 64)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_cache_refuses_another_batch(rows):
+def test_a_cache_refuses_another_batch_size(rows):
     attention, cache = tiny_attention(), KVCache(T)
     with torch.no_grad():
         attention(double_randn(2, 3, 64), cache=cache)
@@ -175,7 +175,7 @@ def test_a_cache_refuses_another_batch(rows):
 
 @every_variant
 @pytest.mark.parametrize("causal", [True, False])
-def test_every_form_of_mask_restricts_what_is_seen(name, causal):
+def test_every_form_of_mask_restricts_attention(name, causal):
     attention, x = tiny_attention(name, causal=causal), double_randn(B, T, 64)
     seen = (torch.rand(B, 1, T, T) > 0.4) | torch.eye(T, dtype=torch.bool)
     padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]], dtype=torch.bool)[:, None, None, :]
@@ -187,7 +187,7 @@ def test_every_form_of_mask_restricts_what_is_seen(name, causal):
 
 
 @every_variant
-def test_a_mask_with_cached_tokens_covers_them_too(name):
+def test_a_mask_covers_cached_tokens_too(name):
     attention, x = tiny_attention(name), double_randn(B, T, 64)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 0, 1, 1, 1, 1]], dtype=torch.bool)[:, None, None, :]
     whole, _ = attention(x, mask)
@@ -223,13 +223,13 @@ def test_a_fully_masked_token_gives_zero_with_finite_gradients(name):
     ],
     ids=lambda mask: f"{tuple(mask.shape)}-{mask.dtype}",
 )
-def test_a_mask_of_another_shape_or_dtype_is_refused(mask):
+def test_a_mask_of_the_wrong_shape_or_dtype_is_refused(mask):
     with pytest.raises(CoupledQKError, match=r"causal_mask of shape .* expected booleans.*mask\[:, None, None, :\]"):
         tiny_attention()(double_randn(B, T, 64), mask)
 
 
 @pytest.mark.parametrize("shape", [(0, T, 64), (B, 0, 64), (B, T, 63), (T, 64), (B, T, 1, 64)])
-def test_an_input_of_another_shape_is_refused(shape):
+def test_an_input_of_the_wrong_shape_is_refused(shape):
     with pytest.raises(CoupledQKError, match=r"expected \(batch, tokens, 64\)"):
         tiny_attention()(torch.zeros(shape, dtype=torch.float64))
 
@@ -249,12 +249,12 @@ def test_an_input_of_another_shape_is_refused(shape):
         ({"name": "euler", "d_model": 64, "n_heads": 8, "sliding_window": 9}, "unknown setting 'sliding_window'"),
     ],
 )
-def test_an_impossible_attention_is_refused(arguments, message):
+def test_invalid_attention_settings_are_refused(arguments, message):
     with pytest.raises(CoupledQKError, match=message):
         Attention.from_variant(**arguments)
 
 
-def test_standard_attention_is_pytorchs():
+def test_standard_attention_equals_pytorchs():
     attention, x = tiny_attention("standard"), double_randn(B, T, 64)
     theirs = nn.MultiheadAttention(64, 8, bias=False, batch_first=True, dtype=torch.float64)
     theirs.load_state_dict({"in_proj_weight": attention.qkv.weight, "out_proj.weight": attention.out.weight})
@@ -266,7 +266,7 @@ def test_standard_attention_is_pytorchs():
 
 
 def ungroup(attention):
-    """The attention with one key head per query head that repeats each of the grouped one's for all its queries."""
+    """The same attention with one key head per query head: each grouped key head is repeated for all its queries."""
     single = tiny_attention("standard")
     q, k, v = attention.qkv.weight.detach().split(attention.split_sizes)
     k, v = (w.unflatten(0, (-1, 8)).repeat_interleave(4, dim=0).flatten(0, 1) for w in (k, v))
@@ -295,7 +295,7 @@ def papers_dynamics(name, q, k, f, dt):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["mlp_only", "euler", "hamiltonian"])
-def test_the_papers_coupled_variants_are_its_equations(name):
+def test_coupled_variants_follow_the_papers_equations(name):
     attention, x = tiny_attention(name), double_randn(B, T, 64)
     force = attention.dynamics.force
     dt = attention.dynamics.tau.exp()[:, None] if name != "mlp_only" else None  # (H, 1)
@@ -333,7 +333,7 @@ def test_a_linear_force_folds_into_the_projections(name):
 
 
 def without_dynamics(attention):
-    """The same attention with q and k scored as projected."""
+    """The same attention, which scores q and k as projected."""
     config = dataclasses.replace(attention.config, dynamics=DynamicsConfig())
     plain = Attention(64, 8, config).to(attention.out.weight.dtype)
     plain.load_state_dict({n: p for n, p in attention.state_dict().items() if not n.startswith("dynamics")})
@@ -342,7 +342,7 @@ def without_dynamics(attention):
 
 @torch.no_grad()
 @stepping_variants
-def test_small_steps_approach_attention_without_dynamics_in_proportion(name):
+def test_the_effect_of_the_dynamics_is_proportional_to_small_step_sizes(name):
     attention, x = tiny_attention(name), double_randn(B, T, 64)
     expected, _ = without_dynamics(attention)(x)
     distances = []
@@ -357,7 +357,7 @@ def test_small_steps_approach_attention_without_dynamics_in_proportion(name):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @coupled_variants
-def test_a_closed_gate_and_a_new_affine_coupling_are_exactly_no_dynamics(name, dtype):
+def test_a_closed_gate_and_a_new_affine_coupling_are_exactly_the_identity(name, dtype):
     affine = VARIANTS[name].dynamics.method == "affine"
     attention = tiny_attention(name) if affine else tiny_attention(name, gate=True)
     attention.to(dtype)
@@ -369,7 +369,7 @@ def test_a_closed_gate_and_a_new_affine_coupling_are_exactly_no_dynamics(name, d
 
 
 @stepping_variants
-def test_an_open_gate_is_the_ungated_attention_and_a_closed_one_can_learn_to_open(name):
+def test_an_open_gate_equals_ungated_attention_and_a_closed_gate_has_a_gradient(name):
     gated, plain, x = tiny_attention(name, gate=True), tiny_attention(name), double_randn(B, T, 64)
     nn.init.ones_(gated.dynamics.gate)
     plain.load_state_dict({n: p for n, p in gated.state_dict().items() if n != "dynamics.gate"})
@@ -382,7 +382,7 @@ def test_an_open_gate_is_the_ungated_attention_and_a_closed_one_can_learn_to_ope
 @every_variant
 @pytest.mark.parametrize("head_dim", [20, 60])
 @pytest.mark.parametrize("tokens", [1, 63, 111])
-def test_odd_shapes_give_what_the_definition_gives(name, tokens, head_dim):
+def test_odd_shapes_agree_with_the_definition(name, tokens, head_dim):
     d_model = 4 * head_dim
     attention, x = tiny_attention(name, d_model, n_heads=4), double_randn(1, tokens, d_model)
     rope = rope_at(torch.arange(tokens), attention.width)
@@ -403,7 +403,7 @@ def test_normalised_queries_and_keys_ignore_the_scale_of_the_projections():
 
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_stays_near_the_truth_and_keeps_its_dtype(name, dtype):
+def test_low_precision_is_accurate_and_keeps_its_dtype(name, dtype):
     attention, x = tiny_attention(name, qk_norm=True), double_randn(B, T, 64)
     rope = rope_at(torch.arange(T), attention.width)
     truth, _ = attention(x, rope=rope)
@@ -414,7 +414,7 @@ def test_low_precision_stays_near_the_truth_and_keeps_its_dtype(name, dtype):
 
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_with_a_cache_parts_equal_the_whole(name, dtype):
+def test_cached_attention_under_autocast_equals_the_full_forward(name, dtype):
     attention, x = tiny_attention(name, qk_norm=True).float(), torch.randn(B, T, 64)
     cache = KVCache(T)
     with torch.autocast("cpu", dtype), torch.no_grad():

@@ -61,13 +61,13 @@ def probability(model: KneserNey, order: int, context: tuple[int, ...], token: i
         (3, (0, 2), [1 / 3, 1 / 3, 1 / 3]),
     ],
 )
-def test_small_counts_by_hand(order, context, expected):
+def test_probabilities_agree_with_small_counts_by_hand(order, context, expected):
     model = KneserNey(np.array([0, 1, 0, 1, 0, 2]), 3, 3)
     assert [probability(model, order, context, token) for token in range(3)] == pytest.approx(expected)
 
 
 def defined(tokens: list[int], size: int, order: int, context: tuple[int, ...], token: int, top: bool = True) -> float:
-    """The definition, word for word."""
+    """The definition, computed literally."""
     if order == 0:
         return 1 / size
     ngrams = [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
@@ -83,7 +83,7 @@ def defined(tokens: list[int], size: int, order: int, context: tuple[int, ...], 
 
 
 @given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=40))
-def test_every_order_is_as_defined_and_sums_to_one_after_every_context(tokens):
+def test_probabilities_of_every_order_follow_the_definition_and_sum_to_one(tokens):
     model = KneserNey(np.array(tokens, np.uint16), 3, 4)
     for order in range(1, 5):
         for context in itertools.product(range(3), repeat=order - 1):
@@ -93,7 +93,7 @@ def test_every_order_is_as_defined_and_sums_to_one_after_every_context(tokens):
             assert min(found) > 0
 
 
-def test_tokens_with_less_context_than_an_order_takes_are_predicted_from_what_there_is():
+def test_tokens_with_short_context_are_predicted_by_lower_orders():
     model = KneserNey(np.array([0, 1, 2, 0, 1, 2, 2]), 3, 3)
     orders = dict(model.probabilities(np.array([0, 1, 2])))
     assert orders[3][0] == pytest.approx(defined([0, 1, 2, 0, 1, 2, 2], 3, 1, (), 0, top=False))
@@ -107,7 +107,7 @@ def test_keys_of_a_large_vocabulary_do_not_collide():
     assert probability(model, 5, (0, 50_256, 1, 50_255), 0) < 0.05
 
 
-def test_a_text_is_measured_in_perplexity_and_bits_per_byte(text):
+def test_baselines_have_perplexity_and_bits_per_byte(text):
     corpus = prepare(DataConfig(corpus=str(text), tokenizer="bytes"))
     found = ngram_baselines(corpus)
     assert [baseline.order for baseline in found] == [1, 2, 3, 5]
@@ -129,7 +129,7 @@ def test_baselines_of_a_sample_are_computed_once(text):
             ngram_baselines(prepare(replace(config, max_tokens=500)))
 
 
-def test_damaged_values_are_computed_again(text, cache):
+def test_damaged_cached_baselines_are_recomputed(text, cache):
     corpus = prepare(DataConfig(corpus=str(text), tokenizer="bytes"))
     first = ngram_baselines(corpus)
     (file,) = (cache / "baselines").iterdir()
@@ -138,7 +138,7 @@ def test_damaged_values_are_computed_again(text, cache):
         assert ngram_baselines(corpus) == first
 
 
-def test_more_text_than_fits_is_counted_in_part(text, monkeypatch):
+def test_counting_is_limited_to_a_maximum_number_of_tokens(text, monkeypatch):
     monkeypatch.setattr(ngram, "MAX_TOKENS", 100)
     assert ngram_baselines(prepare(DataConfig(corpus=str(text), tokenizer="bytes")))[0].train_tokens == 100
 
@@ -160,7 +160,7 @@ BASELINES = [
 ]
 
 
-def test_a_model_is_placed_among_the_baselines():
+def test_the_best_baseline_that_a_model_beats_is_found():
     assert [beaten(bits, BASELINES) for bits in (4.1, 3.5, 3.0, 2.45, 2.0)] == [
         None,
         BASELINES[0],
@@ -182,7 +182,7 @@ def test_a_model_no_better_than_bigrams_allows_no_conclusion():
 # context
 
 
-def test_the_gain_from_context_is_late_minus_early():
+def test_the_gain_from_context_is_the_late_loss_minus_the_early_loss():
     losses = [
         PositionLoss(1, 1, 10, 9.0),
         PositionLoss(2, 2, 10, 5.0),
@@ -195,7 +195,7 @@ def test_the_gain_from_context_is_late_minus_early():
     assert context_gain([]) is None
 
 
-def test_a_finished_run_keeps_its_baselines_and_the_loss_by_context(tmp_path, text):
+def test_a_finished_run_stores_its_baselines_and_the_loss_by_context(tmp_path, text):
     run = run_to(tiny(text, max_tokens=1_500, max_valid_tokens=200), tmp_path / "run")
     losses = read_position_losses(run.result)
     assert [(part.first, part.last) for part in losses] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16)]
@@ -208,6 +208,6 @@ def test_a_finished_run_keeps_its_baselines_and_the_loss_by_context(tmp_path, te
     assert "a sample of 200 tokens" in run.result["definition"]
 
 
-def test_results_from_before_have_none():
+def test_results_of_older_versions_have_no_baselines():
     assert read_baselines({"best": {}}) == ()
     assert read_position_losses({"best": {}}) == ()

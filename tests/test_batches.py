@@ -18,7 +18,7 @@ sizes = st.integers(1, 7)
 
 
 def text(n: int) -> np.ndarray:
-    """Each token is its own position."""
+    """Tokens whose values are their positions."""
     return np.arange(n, dtype=np.uint16)
 
 
@@ -29,7 +29,7 @@ def corpora(draw):
 
 
 def epoch_of(tokens, length, seed, epoch):
-    """An epoch's windows, one per step; as many as fit."""
+    """All windows of an epoch, one per step."""
     n_windows = max(1, len(tokens) // length - 1)
     steps = range(epoch * n_windows, (epoch + 1) * n_windows)
     return torch.cat([train_batch(tokens, length, 1, seed, step)[1] for step in steps])
@@ -51,7 +51,7 @@ def test_an_epoch_repeats_no_target_and_leaves_out_less_than_two_windows(corpus,
     assert len(tokens) - len(targets) < 2 * length + 1
 
 
-def test_epochs_differ_in_order_and_in_where_windows_begin():
+def test_epochs_differ_in_the_order_and_offset_of_windows():
     epochs = [epoch_of(text(200), 10, seed=0, epoch=epoch) for epoch in range(4)]
     assert len({tuple(epoch[:, 0].tolist()) for epoch in epochs}) == 4
     assert len({int(epoch[:, 0].min()) % 10 for epoch in epochs}) > 1
@@ -70,7 +70,7 @@ def test_a_batch_depends_on_seed_and_step_alone(corpus, size, seed, step, others
         assert torch.equal(now, then)
 
 
-def test_the_order_never_changes():
+def test_the_order_of_batches_matches_golden_values():
     """Golden values: published results depend on the order of batches for a seed, so it must not change."""
     _, targets = train_batch(text(1000), 10, 4, seed=1, step=30)
     assert targets[:, 0].tolist() == [605, 865, 755, 685]
@@ -89,7 +89,7 @@ def test_different_seeds_give_different_data():
 
 @given(corpus=corpora(), size=st.integers(1, 12), step=st.integers(0, 20))
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_read_their_rows_of_the_global_batch_only(world, corpus, size, step):
+def test_ranks_read_only_their_rows_of_the_global_batch(world, corpus, size, step):
     batch = train_batch(*corpus, size, 0, step)
     for rank in range(world):
         share = train_batch(*corpus, size, 0, step, rows=slice(rank, None, world))
@@ -107,7 +107,7 @@ def test_ranks_evaluate_each_target_once_in_the_same_number_of_batches(world, n,
 
 
 class TenBillionTokens:
-    """Each token is its own position; only what is looked at exists."""
+    """Tokens whose values are their positions; only slices that are read are created."""
 
     def __len__(self) -> int:
         return 10**10
@@ -128,25 +128,25 @@ def test_ten_billion_tokens_are_read_window_by_window():
     assert len(starts.unique()) == 256
     n_windows = 10**10 // 512 - 1
     assert starts.max() < 10**10
-    assert 0.4 < float((starts[:192] < 10**10 / 2).float().mean()) < 0.6  # those of the first epoch are everywhere
+    assert 0.4 < float((starts[:192] < 10**10 / 2).float().mean()) < 0.6  # the first epoch covers both halves
     epochs = torch.div(torch.tensor([0, 600_000 * 64]), n_windows, rounding_mode="floor")
     assert epochs.tolist() == [0, 1]
 
 
 @given(n=st.integers(1, 300), key=st.binary(min_size=1, max_size=32))
-def test_a_computed_order_takes_every_window_once(n, key):
+def test_a_computed_order_contains_every_window_once(n, key):
     order = ComputedOrder(n, key)
     assert sorted(order[i] for i in range(n)) == list(range(n))
 
 
-def test_a_computed_order_never_changes_and_differs_between_keys():
+def test_a_computed_order_is_reproducible_and_differs_between_keys():
     n = 10**10 // 512
     orders = [[ComputedOrder(n, key)[i] for i in range(3)] for key in (b"a", b"b")]
     assert orders[0] == [19_219_788, 19_351_954, 354_837]
     assert orders[0] != orders[1]
 
 
-def test_a_stored_order_gives_way_to_a_computed_one_above_a_size(monkeypatch):
+def test_the_order_of_a_large_corpus_is_computed_instead_of_stored(monkeypatch):
     tokens = text(1000)
     stored = epoch_of(tokens, 10, 0, 0)
     batches._grid.cache_clear()
@@ -158,20 +158,20 @@ def test_a_stored_order_gives_way_to_a_computed_one_above_a_size(monkeypatch):
 
 
 @given(n=st.integers(2, 100), length=lengths, size=sizes)
-def test_evaluation_sees_each_target_once_in_order(n, length, size):
+def test_evaluation_covers_each_target_once_in_order(n, length, size):
     inputs, targets = (torch.cat(parts) for parts in zip(*valid_batches(text(n), length, size), strict=True))
     counted = targets != IGNORED
     assert targets[counted].tolist() == list(range(1, n))
     assert inputs[counted].tolist() == list(range(n - 1))
     assert (inputs >= 0).all()
-    assert counted.flatten().tolist() == sorted(counted.flatten().tolist(), reverse=True)  # filled up at the end only
+    assert counted.flatten().tolist() == sorted(counted.flatten().tolist(), reverse=True)  # padded at the end only
 
 
-def test_what_fills_up_is_what_the_loss_ignores():
+def test_padding_targets_are_ignored_by_the_loss():
     assert IGNORED == IGNORED_BY_THE_LOSS
 
 
-def test_large_ids_keep_their_value():
+def test_large_token_ids_keep_their_value():
     tokens = np.full(20, 60_000, np.uint16)
     assert train_batch(tokens, 4, 2, 0, 0)[0].unique().tolist() == [60_000]
 

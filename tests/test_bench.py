@@ -50,7 +50,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 @given(st.lists(st.floats(0.5, 50), min_size=1, max_size=9))
-def test_a_machine_that_slows_down_for_whole_rounds_changes_no_ratio(slowness: list[float]) -> None:
+def test_slow_rounds_do_not_change_the_ratios(slowness: list[float]) -> None:
     times = {"standard": [3.0 * s for s in slowness], "euler": [4.0 * s for s in slowness]}
     found = speeds(times, "standard", tokens=12)
     assert found["euler"].relative.median == pytest.approx(0.75)
@@ -69,11 +69,11 @@ def test_the_quartiles_of_one_round_are_its_value() -> None:
     assert Quartiles.of([0.9]).low == Quartiles.of([0.9]).high == 0.9
 
 
-def test_every_round_times_everyone_once_and_each_goes_first_in_turn() -> None:
+def test_every_round_times_each_contender_once_in_rotating_order() -> None:
     calls: list[str] = []
     runs = {name: lambda name=name: calls.append(name) or float(len(calls)) for name in "abc"}
     times = round_robin(runs, rounds=3)
-    assert "".join(calls) == "abcbcacababc"  # the first warms up
+    assert "".join(calls) == "abcbcacababc"  # the first round is the warm-up
     assert times == {"a": [6.0, 8.0, 10.0], "b": [4.0, 9.0, 11.0], "c": [5.0, 7.0, 12.0]}
 
 
@@ -94,7 +94,7 @@ def test_the_command_measures_saves_and_reports(tmp_path: Path, capsys: pytest.C
         assert row["forward"]["tokens_per_second"] > 0
         assert row["training"]["tokens_per_second"] > 0
         assert len(row["training"]["seconds"]) == 2
-        # weights and gradients, less what the allocator had left over from warming up
+        # weights and gradients, minus memory that the warm-up left in the allocator
         assert row["memory"]["peak_mb"] > 4 * row["parameters"] / 1e6
         assert row["memory"]["batch"] == 1
     assert result["rows"][1]["arithmetic"]["recomputing"] < result["rows"][1]["arithmetic"]["training"] < 1
@@ -137,7 +137,7 @@ def test_a_committed_result_can_be_read_printed_and_drawn(path: Path) -> None:
         ('{"what": "decode", "about": {}}', "is damaged: baseline is missing"),
     ],
 )
-def test_a_file_that_is_no_result_is_named(text: str, says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_result_is_refused_by_name(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(CoupledQKError, match=says) as raised:
         read_result(tmp_path / "result.json")
@@ -152,7 +152,9 @@ def test_a_second_result_of_a_day_does_not_replace_the_first(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("memory_guessed")
-def test_growth_with_length_steps_width_and_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_over_length_steps_width_and_depth_are_measured_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = ["--save", str(tmp_path)]
     rows = bench(capsys, "--lengths", "8", "16", "--variants", "euler", *kept)["rows"]
     assert [(row["name"], row["seq_len"]) for row in rows] == [
@@ -176,7 +178,7 @@ def test_growth_with_length_steps_width_and_depth(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("memory_guessed")
-def test_on_a_gpu_the_report_is_a_block_to_paste(
+def test_a_gpu_report_is_a_code_block_to_paste_into_an_issue(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "device_name", lambda device: "cuda (Some GPU)")
@@ -188,7 +190,7 @@ def test_on_a_gpu_the_report_is_a_block_to_paste(
     assert not after.strip()
 
 
-def test_the_60m_table_has_a_column_for_the_paper() -> None:
+def test_speed_and_memory_ratios_of_the_paper_are_known_for_its_variants() -> None:
     hamiltonian, euler = paper_ratios("hamiltonian"), paper_ratios("euler")
     assert hamiltonian is not None
     assert euler is not None
@@ -198,7 +200,7 @@ def test_the_60m_table_has_a_column_for_the_paper() -> None:
 
 
 @pytest.mark.usefixtures("memory_guessed")
-def test_peers_run_in_the_same_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_peers_are_timed_in_the_same_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     peers = ["llama", "x-transformers", "diffllama", "nanogpt"]
     result = bench(capsys, "--variants", "standard", "--peers", *peers)
     rows = {row["name"]: row for row in result["rows"]}
@@ -217,7 +219,7 @@ def test_peers_run_in_the_same_rounds(capsys: pytest.CaptureFixture[str]) -> Non
     assert [row["name"] for row in result["rows"]] == ["standard", "euler", *peers]
 
 
-def test_a_peers_loss_is_that_of_the_given_targets() -> None:
+def test_a_peer_computes_its_loss_on_the_given_targets() -> None:
     setup = Setup(batch=2, seq_len=6)
     tokens, targets = setup.random_batch(31)
     for contender in peer_contenders("nano", ["llama", "x-transformers"], vocab_size=31):
@@ -227,7 +229,7 @@ def test_a_peers_loss_is_that_of_the_given_targets() -> None:
         torch.testing.assert_close(model(tokens, targets), expected)
 
 
-def test_no_speed_for_a_fused_backward_that_is_slightly_wrong(
+def test_a_slightly_wrong_fused_backward_fails_the_numerics_check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(fused.SHARE, "half kick", 0.5001)
@@ -237,7 +239,9 @@ def test_no_speed_for_a_fused_backward_that_is_slightly_wrong(
     assert not list(tmp_path.iterdir())
 
 
-def test_no_speed_for_a_wrong_loss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_loss_fails_the_numerics_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = check.plain_loss
     monkeypatch.setattr(check, "plain_loss", lambda *arguments: 1.0001 * right(*arguments))
     assert "standard fails its numerics check: the relative error of the loss is" in refusal(
@@ -245,7 +249,7 @@ def test_no_speed_for_a_wrong_loss(capsys: pytest.CaptureFixture[str], monkeypat
     )
 
 
-def test_no_speed_for_decoding_that_strays_from_the_model(
+def test_decoding_that_deviates_from_the_model_fails_the_numerics_check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from coupledqk.layers import KVCache
@@ -257,7 +261,7 @@ def test_no_speed_for_decoding_that_strays_from_the_model(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_the_checks_pass_what_is_right(precision: str) -> None:
+def test_correct_models_pass_the_numerics_checks(precision: str) -> None:
     setup = Setup(batch=1, seq_len=32, precision=precision)
     prompt, _ = setup.random_batch(97)
     for contender in our_contenders("nano", ["gqa", "hamiltonian_diff"], ["fused"], vocab_size=97):
@@ -273,7 +277,7 @@ def test_decoding_is_relative_to_standard_without_peers() -> None:
     assert rows[1].cache_bytes == rows[0].cache_bytes / 4
 
 
-def test_int8_copies_are_decoded_beside_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_int8_copies_are_timed_beside_their_models(capsys: pytest.CaptureFixture[str]) -> None:
     rows = bench(capsys, "--decode", "--int8", "--prompt", "5", "--new-tokens", "3", "--variants", "euler")["rows"]
     assert [row["name"] for row in rows] == ["standard", "euler", "standard (int8)", "euler (int8)"]
     assert [row["parameters"] for row in rows[2:]] == [row["parameters"] for row in rows[:2]]
@@ -301,19 +305,19 @@ def test_int8_copies_are_decoded_beside_the_models(capsys: pytest.CaptureFixture
         (["--device", "cuda:77"], "device 'cuda:77' cannot be used here"),
     ],
 )
-def test_bad_input_is_one_clear_line(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_give_one_line_errors(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in refusal(capsys, *flags)
 
 
 @pytest.mark.parametrize(("peer", "library"), [("llama", "transformers"), ("x-transformers", "x_transformers")])
-def test_a_peer_that_is_not_installed_names_the_extra(
+def test_the_error_for_a_missing_peer_names_the_extra(
     peer: str, library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     assert "pip install 'coupledqk[bench]'" in refusal(capsys, "--peers", peer)
 
 
-def test_memory_that_cannot_be_measured_says_why() -> None:
+def test_the_reason_is_given_if_memory_cannot_be_measured() -> None:
     (contender,) = our_contenders("nano", [], vocab_size=31)
     with pytest.raises(ValueError, match=r"the memory of standard could not be measured .*a smaller batch"):
         peak_memory(Contender("standard", contender.config, impl="auto", peer="none"), Setup(1, 4))

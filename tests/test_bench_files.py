@@ -54,7 +54,7 @@ def test_a_committed_result_is_valid(path: Path, capsys: pytest.CaptureFixture[s
     assert said.startswith(f"{path}: a valid {read_result(path).what} result")
 
 
-def test_a_valid_file_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_file_is_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, asdict(result(notes=("llama cannot be compiled and was left out (no reason)",))))
     main(["bench", "--check", str(path)])
     said = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_local_changes_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "has local changes: say in the pull request what was measured" in capsys.readouterr().out
 
 
-def test_a_file_of_another_format_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_format_gives_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, {**asdict(result()), "format": FORMAT + 1})
     with pytest.raises(SystemExit) as stopped:
         main(["bench", "--check", str(path)])
@@ -110,7 +110,9 @@ def altered(data: dict[str, Any], place: tuple[str | int, ...], value: object) -
         (("format",), "two", "has format 'two'"),
     ],
 )
-def test_what_does_not_fit_is_named(place: tuple[str | int, ...], value: object, says: str, tmp_path: Path) -> None:
+def test_inconsistent_values_are_reported_in_one_line(
+    place: tuple[str | int, ...], value: object, says: str, tmp_path: Path
+) -> None:
     path = written(tmp_path, altered(json.loads(json.dumps(asdict(result()))), place, value))
     with pytest.raises(CoupledQKError) as raised:
         check_result(path)
@@ -145,18 +147,18 @@ def test_a_linear_slope_is_relative_to_the_smallest_point() -> None:
         assert time.slope == pytest.approx(0.25)  # one second for each layer, where two layers take four
 
 
-def test_growth_that_is_not_straight_has_a_wide_interval() -> None:
+def test_growth_that_deviates_from_a_straight_line_has_a_wide_interval() -> None:
     straight, _ = slopes(sweep("widths", {64: 1.0, 128: 2.01, 256: 4.0, 512: 8.02}, "d_model"))
     bent, _ = slopes(sweep("widths", {64: 1.0, 128: 1.2, 256: 4.0, 512: 16.0}, "d_model"))
     assert straight.high - straight.low < 0.05 < bent.high - bent.low
     assert bent.low < bent.slope < bent.high
 
 
-def test_two_points_have_no_slope_and_a_table_has_no_growth() -> None:
+def test_two_points_have_no_slope_and_results_without_a_sweep_are_refused() -> None:
     assert slopes(sweep("widths", {64: 1.0, 128: 2.0}, "d_model")) == []
     with pytest.raises(CoupledQKError, match="a throughput result is not a sweep"):
         slopes(result())
 
 
-def test_an_interval_of_two_launches_has_half_a_confidence() -> None:
+def test_an_interval_of_two_launches_has_50_percent_confidence() -> None:
     assert result().rows[1].training.over_launches == Interval(0.75, 0.75, 0.75, 0.5)

@@ -25,7 +25,7 @@ from coupledqk.cli import main
 SMALL = ["--preset", "nano", "--vocab", "97", "--seq-len", "16", "--rounds", "2", "--device", "cpu", "--threads", "1"]
 
 
-def test_the_interval_of_a_median_is_one_of_order_statistics() -> None:
+def test_the_interval_of_a_median_consists_of_order_statistics() -> None:
     five = Interval.of([0.95, 0.91, 0.99, 0.93, 0.97])
     assert (five.median, five.low, five.high) == (0.95, 0.91, 0.99)
     assert five.confidence == 1 - 2 / 2**5
@@ -35,7 +35,7 @@ def test_the_interval_of_a_median_is_one_of_order_statistics() -> None:
     assert Interval.of([0.9]) == Interval(0.9, 0.9, 0.9, 0.0)
 
 
-def test_the_interval_contains_the_true_median_as_often_as_it_says() -> None:
+def test_the_interval_has_its_stated_coverage() -> None:
     generator = torch.Generator().manual_seed(0)
     for n in (5, 8, 13):
         # skewed as timings are; the median of an exponential distribution is ln 2
@@ -47,7 +47,7 @@ def test_the_interval_contains_the_true_median_as_often_as_it_says() -> None:
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=7))
-def test_a_shift_of_a_whole_launch_is_seen_by_the_interval_and_a_slow_launch_is_not(shifts: list[float]) -> None:
+def test_intervals_reflect_shifted_ratios_between_launches_but_not_slow_launches(shifts: list[float]) -> None:
     """Ratios are compared within rounds: only what differs between the contenders of one launch widens the interval."""
     slowed = [{"a": [s, 2 * s], "b": [2 * s, 4 * s]} for s in shifts]
     assert speeds_over_launches(slowed, "a", 8)["b"].over_launches.width == pytest.approx(0)
@@ -79,7 +79,7 @@ def test_launching_continues_until_the_condition_holds() -> None:
     assert len(repeat(clock.launch, lambda found: True, fewest=5, minutes=None, clock=clock)) == 5
 
 
-def test_no_launch_is_begun_that_would_end_after_the_limit() -> None:
+def test_no_launch_starts_that_would_exceed_the_time_limit() -> None:
     clock = FakeClock()
     found = repeat(clock.launch, lambda found: False, fewest=5, minutes=3.5, clock=clock)
     assert len(found) == 3
@@ -92,13 +92,13 @@ def test_a_long_first_launch_does_not_prevent_a_second() -> None:
     clock = FakeClock()
 
     def launch(number: int) -> int:
-        clock.now += 180 if number == 0 else 0  # it compiles
+        clock.now += 180 if number == 0 else 0  # the first launch compiles
         return clock.launch(number)
 
     assert len(repeat(launch, lambda found: False, fewest=5, minutes=6.5, clock=clock)) == 3
 
 
-def test_what_the_time_limit_prevented_is_one_line() -> None:
+def test_what_the_time_limit_prevented_is_reported_in_one_line() -> None:
     found = {"euler": Interval(0.95, 0.94, 0.96, 0.9), "llama": Interval(0.9, 0.85, 0.93, 0.9)}
     (said,) = shortfalls(found, 12, Repetition(until=0.01, minutes=10))
     assert said.startswith(
@@ -141,7 +141,7 @@ def test_a_busy_machine_is_reported_as_busy() -> None:
     assert conditions(None, None, threads=2, cores=2) is None
 
 
-def test_core_times_are_read_by_their_columns() -> None:
+def test_core_times_are_parsed_by_column() -> None:
     # user nice system idle iowait irq softirq steal guest guest_nice; guests are counted in user already
     assert core_times(["cpu0 10 20 30 1000 500 1 2 7 10 20", "cpu1 1 0 0 9 9 0 0 0 0 0"]) == (64, 7)
     now = read_counters([0])
@@ -160,7 +160,7 @@ def order_of(variants: list[str], peers: tuple[str, ...] = (), **settings: objec
     return Order(tuple(contenders), Setup(1, 8), rounds=1, **settings)
 
 
-def test_launches_alternate_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_alternate_the_order_of_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     build = Contender.build
     monkeypatch.setattr(Contender, "build", lambda self, device: built.append(self.name) or build(self, device))
@@ -174,7 +174,9 @@ def test_launches_alternate_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(set(launch.seconds["training"]) == {0, 1} for launch in found)
 
 
-def test_the_command_launches_processes_and_says_how_narrow_the_interval_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_launches_processes_and_reports_the_width_of_the_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     main(["bench", *SMALL, "--variants", "standard", "--memory-batch", "0", "--training-only", "--launches", "2"])
     said = capsys.readouterr()
     assert "2 launches of 2 rounds" in said.out
@@ -184,7 +186,7 @@ def test_the_command_launches_processes_and_says_how_narrow_the_interval_is(caps
     assert "busy" in said.out.lower() or "quiet" in said.out
 
 
-def test_an_error_of_a_launch_is_the_same_line_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_a_launch_is_reported_as_without_launches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", *SMALL, "--variants", "standard", "--launches", "1", "--seq-len", "16", "--batch", "0"])
     assert "batch=0: expected at least 1" in capsys.readouterr().err
@@ -219,7 +221,7 @@ def test_compiled_contenders_are_timed_beside_the_eager_baseline() -> None:
 
 
 @pytest.mark.usefixtures("fast_backend")
-def test_a_peer_that_cannot_be_compiled_is_left_out_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_cannot_be_compiled_is_left_out_with_a_one_line_note(monkeypatch: pytest.MonkeyPatch) -> None:
     right = throughput.compile_model
 
     def fails(contender: Contender, *arguments: object) -> float:
@@ -262,15 +264,15 @@ def test_a_baseline_that_cannot_be_compiled_ends_the_benchmark(
     assert line.startswith("coupledqk: standard cannot be compiled and was left out (RuntimeError: no compiler)")
 
 
-def test_until_is_judged_by_the_widest_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_applies_to_the_widest_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_of(["euler"])
     numbers = count()
 
     def narrowing(*arguments: object) -> Launch:
-        ratio = 1.1 if next(numbers) < 2 else 1.0  # two odd launches at the start
+        ratio = 1.1 if next(numbers) < 2 else 1.0  # two outliers at the start
         return Launch({"training": {0: (1.0,), 1: (1 / ratio,)}}, {0: 1, 1: 1})
 
     monkeypatch.setattr(launches, "launch_process", narrowing)
     found, notes = launches.launch_all(order, Repetition(until=0.01, minutes=10), lambda text: None)
-    assert len(found) == 11  # the first number at which two values lie outside the interval
+    assert len(found) == 11  # the smallest number of launches for which two values lie outside the interval
     assert not notes

@@ -27,7 +27,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch):
     return script("quiet", monkeypatch)
 
 
-def test_a_part_is_run_once_and_kept(quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_is_run_once_and_its_output_logged(quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.md"
     parts = [quiet.Part("first", 1, ("-c", "print('6 tokens/s')")), quiet.Part("bad", 1, ("-c", "raise SystemExit(3)"))]
     quiet.run_all(parts, 25, tmp_path, log)
@@ -43,7 +43,7 @@ def test_a_part_is_run_once_and_kept(quiet, tmp_path: Path, capsys: pytest.Captu
     assert "7 tokens/s" in log.read_text()
 
 
-def test_what_does_not_fit_is_left_out_and_a_shorter_part_is_tried(
+def test_parts_longer_than_the_remaining_time_are_left_out(
     quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = [
@@ -78,7 +78,7 @@ def test_the_commands_of_the_suite_can_be_parsed(quiet, monkeypatch: pytest.Monk
             main(list(command))
 
 
-def test_results_become_the_tables_of_the_documentation(
+def test_results_are_formatted_as_documentation_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     summary = script("summary", monkeypatch)

@@ -1,4 +1,4 @@
-"""The page in a real browser with the network off."""
+"""The report page in a real browser with the network off."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def test_the_page_draws_its_curves_without_a_complaint_or_a_request(browser: Browser, page: Path) -> None:
+def test_the_page_draws_its_curves_without_console_messages_or_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
     lengths = browser.evaluate("[...document.querySelectorAll('.series .line')].map(line => line.getTotalLength())")
     assert len(lengths) == 6
@@ -35,7 +35,7 @@ def test_the_page_draws_its_curves_without_a_complaint_or_a_request(browser: Bro
     assert browser.requests() == [page.as_uri()]
 
 
-def test_the_pages_policy_stops_a_script_and_a_request_that_got_in(browser: Browser, page: Path) -> None:
+def test_the_content_security_policy_blocks_injected_scripts_and_requests(browser: Browser, page: Path) -> None:
     injected = "<script>document.title = 'taken'</script><img src='https://example.org/x.png'></main>"
     tampered = page.with_name("tampered.html")
     tampered.write_text(page.read_text("utf-8").replace("</main>", injected), "utf-8")
@@ -59,7 +59,7 @@ def test_pointing_at_a_curve_shows_the_values_there(browser: Browser, page: Path
 
 
 @pytest.mark.parametrize("width", [320, 360, 700, 1400])
-def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -> None:
+def test_the_page_fits_the_window_width(width: int, browser: Browser, page: Path) -> None:
     browser.open(page, width)
     browser.point_at(".plot svg", across=0.5)
     browser.assert_fits(width, "h1, h2, p, pre, svg, .wide, .readout, dd")

@@ -74,7 +74,7 @@ def test_claims_that_could_not_be_tested_are_left_out() -> None:
         ),
     ],
 )
-def test_what_two_labels_have_in_common_is_named_once(variant: str, baseline: str, expected: str) -> None:
+def test_the_common_part_of_two_labels_is_named_once(variant: str, baseline: str, expected: str) -> None:
     outcome = make_outcome({variant: 40.0, baseline: 41.0}, claims=[replace(LOWER, variant=variant, baseline=baseline)])
     chart = claims_chart([outcome, replace(outcome, experiment="other")])
     assert chart is not None

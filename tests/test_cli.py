@@ -59,7 +59,7 @@ def test_params_agrees_with_the_paper_in_every_row_at_60m(capsys: pytest.Capture
     assert not any(row["agrees"] is False for row in rows.values())
 
 
-def test_params_says_where_the_paper_disagrees(capsys: pytest.CaptureFixture[str]) -> None:
+def test_params_shows_where_the_paper_disagrees(capsys: pytest.CaptureFixture[str]) -> None:
     main(["params", "--preset", "medium", "--positions", "512"])
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert lines["standard"].split()[-2:] == ["152.3M", "yes"]
@@ -68,7 +68,7 @@ def test_params_says_where_the_paper_disagrees(capsys: pytest.CaptureFixture[str
     assert "paper-notes" in lines["Where"]
 
 
-def test_tiny_is_about_six_million_at_the_papers_mqar_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_has_the_papers_size_at_its_mqar_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
     main(["params", "--preset", "tiny", "--vocab", "64", "--positions", "256", "--json"])
     rows = {row["variant"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["standard"]["agrees"]
@@ -89,7 +89,7 @@ def test_train_prints_the_result_with_the_definition_of_perplexity(
     assert f"{perplexity:.2f}" in capsys.readouterr().out  # a finished run is not trained again
 
 
-def test_eval_repeats_the_trainings_own_number(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_reproduces_the_perplexity_of_training(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["eval", str(shelf / "runs/one"), "--json"])
     measured = json.loads(capsys.readouterr().out)
     best = RunFolder(shelf / "runs/one").result["best"]
@@ -102,7 +102,7 @@ def test_eval_repeats_the_trainings_own_number(shelf: Path, capsys: pytest.Captu
     assert elsewhere["perplexity"] > measured["perplexity"]
 
 
-def test_generate_streams_and_repeats_with_a_seed(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_is_reproducible_with_a_seed(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def sample(*options: str) -> str:
         main(["generate", str(shelf / "runs/one"), "--prompt", "7 sq", "--tokens", "12", *options])
         return capsys.readouterr().out
@@ -128,7 +128,7 @@ def test_any_terminal_can_print_the_output(shelf: Path) -> None:
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_suggested_commands_quote_names_with_spaces_and_an_empty_validation_split_is_found_first(
+def test_an_empty_validation_split_is_refused_and_suggested_commands_quote_names_with_spaces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.txt").write_text("some words and more words " * 20)
@@ -144,7 +144,7 @@ def test_suggested_commands_quote_names_with_spaces_and_an_empty_validation_spli
     assert f"coupledqk generate '{out}' --prompt" in capsys.readouterr().out
 
 
-def test_runs_lists_what_there_is(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_lists_runs_with_their_status(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["runs", str(shelf / "runs"), "--json"])
     rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["one"]["attention"], rows["one"]["status"], rows["one"]["step"]) == ("euler", "finished", "12/12")
@@ -152,7 +152,7 @@ def test_runs_lists_what_there_is(shelf: Path, capsys: pytest.CaptureFixture[str
     assert "euler" in capsys.readouterr().out
 
 
-def test_sweep_names_the_best_rate_and_draws_it(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_names_and_draws_the_best_learning_rate(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "--corpus", str(shelf / "text.txt"), *SHAPE[:-1], "--lrs", "1e-4", "1e-2", "1e30"]
     main([*command, "--out", str(shelf / "sweep")])
     said = capsys.readouterr()
@@ -186,7 +186,7 @@ def test_a_configuration_file_replaces_recipe_and_variant(shelf: Path, capsys: p
     assert 'method = "euler"' in printed
 
 
-def test_the_warm_up_keeps_its_share_of_the_steps_unless_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warmup_scales_with_the_steps_unless_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "--steps", "20", "--dry-run"])
     assert "warmup = 2\n" in capsys.readouterr().out
     main(["train", "--steps", "20", "--warmup", "7", "--dry-run"])
@@ -211,7 +211,7 @@ def test_flags_become_settings() -> None:
     }  # fmt: skip
 
 
-def test_a_text_is_taken_as_typed() -> None:
+def test_string_settings_are_taken_literally() -> None:
     flags = ["--corpus", "2024", "--data-dir", "2024-01-01", "--max-tokens", "2_000", "--init-from", "true"]
     assert parse_flags(recipe("nano"), flags) == {
         "corpus": "2024", "data_dir": "2024-01-01", "max_tokens": 2000, "init_from": "true"
@@ -257,7 +257,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: value if isinstance(value, str) else None)
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_bad_arguments_give_one_line_errors_and_exit_code_2(
     arguments: list[str],
     says: str,
     shelf: Path,
@@ -275,14 +275,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0
     assert f"coupledqk {name}" in capsys.readouterr().out
 
 
-def test_help_loads_no_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = """
 import sys
 from coupledqk.cli import main

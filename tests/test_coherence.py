@@ -17,7 +17,7 @@ def word(draw: random.Random) -> str:
 
 
 def corpus(own_phrases: int, n: int = 30, words: int = 400) -> list[str]:
-    """Documents of 20 phrases each: `own_phrases` of them are a document's own, the others are everyone's."""
+    """Documents of 20 phrases each: `own_phrases` of them are unique to a document, the others are shared."""
     draw = random.Random(0)
 
     def phrases(count: int) -> list[str]:
@@ -31,13 +31,13 @@ def corpus(own_phrases: int, n: int = 30, words: int = 400) -> list[str]:
     return documents
 
 
-def test_the_more_phrases_documents_share_the_more_they_gain():
+def test_coherence_increases_with_shared_phrases():
     unrelated, mixed, related = (coherence(corpus(own), **SMALL) for own in (20, 10, 0))
     assert unrelated.interval[1] < mixed.interval[0]
     assert mixed.interval[1] < related.interval[0]
 
 
-def test_noise_gains_next_to_nothing():
+def test_noise_has_almost_no_coherence():
     draw = random.Random(0)
     noise = ["".join(chr(draw.randrange(128)) for _ in range(3000)) for _ in range(30)]
     measured = coherence(noise, **SMALL)
@@ -48,7 +48,7 @@ def test_a_context_of_one_byte_saves_nothing():
     assert coherence(corpus(0), n_documents=15, context_bytes=1).gain == pytest.approx(0, abs=0.02)
 
 
-def test_a_gain_is_the_cost_alone_less_the_cost_given_the_others():
+def test_the_gain_is_the_cost_alone_minus_the_cost_given_the_others():
     measured = coherence(corpus(10), **SMALL)
     assert measured.gain == pytest.approx(measured.alone - measured.given)
     assert 0 < measured.given < measured.alone < 8
@@ -57,14 +57,14 @@ def test_a_gain_is_the_cost_alone_less_the_cost_given_the_others():
     assert "LZMA" in measured.compressor
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_result():
     documents = corpus(10)
     once = coherence(iter(documents), **SMALL, seed=1)
     assert once == coherence(documents, **SMALL, seed=1)
     assert once != coherence(documents, **SMALL, seed=2)
 
 
-def test_short_documents_are_context_only():
+def test_short_documents_are_used_only_as_context():
     """Short documents are used as context only, since their excerpts compress badly alone and would appear more coherent."""
     long, short = corpus(10), ["tiny"] * 50
     assert coherence(long + short, n_documents=80, context_bytes=40_000).n_documents == len(long)
@@ -92,7 +92,7 @@ def test_a_held_out_document_is_never_in_its_context(monkeypatch):
     assert not any(part[:200] in context for context, parts in contexts for part in parts)
 
 
-def test_of_a_large_corpus_a_random_share_is_kept(monkeypatch):
+def test_a_large_corpus_is_sampled_at_random(monkeypatch):
     monkeypatch.setattr(module, "POOL", 60_000)
     documents = corpus(20, n=200)
     seen = []
@@ -118,6 +118,6 @@ def test_of_a_large_corpus_a_random_share_is_kept(monkeypatch):
         (corpus(10), {"context_bytes": 10**8}, "context_bytes=100000000: expected 1 up to"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(documents, settings, message):
+def test_unsuitable_documents_and_settings_are_refused(documents, settings, message):
     with pytest.raises(CoupledQKError, match=message):
         coherence(documents, **settings)

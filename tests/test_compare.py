@@ -1,4 +1,4 @@
-"""The question of every user, from a text to an answer in words; and what the words are for each possible outcome."""
+"""The command `coupledqk compare`: its choice of runs, when it stops, and its answer for each possible outcome."""
 
 import argparse
 import dataclasses
@@ -48,7 +48,7 @@ COHERENCE = {"novel": {"gain": 0.81, "interval": (0.7, 0.9), "n_documents": 40, 
 
 @pytest.fixture(autouse=True)
 def _fewer_draws(monkeypatch: pytest.MonkeyPatch):
-    """The levels of the sequential test are simulated; here they need not be exact."""
+    """Uses fewer draws to simulate the levels of the sequential test, which need not be exact here."""
     monkeypatch.setattr(sequential, "DRAWS", 4_000)
     sequential._scale.cache_clear()
     yield
@@ -57,7 +57,7 @@ def _fewer_draws(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """About 350 KB."""
+    """A text of about 350 KB."""
     file = tmp_path / "texts" / "modules.txt"
     file.parent.mkdir()
     file.write_text("\n".join(inspect.getsource(module) for module in (argparse, inspect, typing)))
@@ -94,14 +94,14 @@ def test_the_expected_duration_includes_all_that_the_command_does() -> None:
     assert 60 * (minutes(8, mode=Mode(compiled=True)) - minutes(8)) == pytest.approx(2 * budget.COMPILING)
 
 
-def test_a_text_is_passed_over_a_limited_number_of_times() -> None:
+def test_the_number_of_passes_over_a_text_is_limited() -> None:
     short = dataclasses.replace(NOVEL, train_tokens=300_000)
     choice = fit(short, TIMING, 1000)
     assert (choice.steps, choice.tokens) == (2_000, 300_000)
     assert choice.passes == "6.8 passes"
 
 
-def test_a_budget_too_small_is_refused_with_what_it_could_detect_and_what_would_do() -> None:
+def test_a_budget_that_is_too_small_is_refused_and_a_sufficient_one_named() -> None:
     with pytest.raises(CoupledQKError, match=r"--minutes 8 allows [23] pairs .*80% power to detect \d+\.\d%") as error:
         fit(NOVEL, ALONE, 8)
     assert "expected at least 4 pairs, to detect 5%: give --minutes " in str(error.value)
@@ -111,7 +111,7 @@ def test_a_budget_too_small_is_refused_with_what_it_could_detect_and_what_would_
         fit(NOVEL, ALONE, 10, n_seeds=100)
 
 
-def test_a_choice_is_kept_so_that_the_same_question_finds_its_runs(
+def test_a_choice_is_stored_so_that_the_same_command_finds_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([20_000.0, 90_000.0, 90_000.0])
@@ -136,7 +136,7 @@ EAGER, COMPILED, BFLOAT16 = Mode(), Mode(True), Mode(True, "bf16")
         ({COMPILED: 1.3, BFLOAT16: 1.5}, 5, True, EAGER),
     ],
 )
-def test_models_are_computed_in_the_fastest_mode_that_the_budget_is_worth(
+def test_the_fastest_mode_is_chosen_if_the_budget_is_long_enough(
     monkeypatch: pytest.MonkeyPatch, gains: dict[Mode, float], minutes: float, has: bool, expected: Mode
 ) -> None:
     speeds = {mode: (20_000.0 * gain,) for mode, gain in {EAGER: 1.0, **gains}.items()}
@@ -155,7 +155,7 @@ def test_a_failing_compiler_does_not_stop_a_comparison(monkeypatch: pytest.Monke
     assert fastest(COUPLED, 30) == (dict.fromkeys(COUPLED, (20_000.0,)), EAGER)
 
 
-def test_the_mode_reaches_the_runs_and_only_its_precision_is_part_of_their_identity() -> None:
+def test_runs_use_the_mode_and_only_its_precision_is_part_of_their_identity() -> None:
     choice = fit(NOVEL, TIMING, 30)
     eager, compiled, bfloat16 = (
         recipe(budget.RECIPE, **settings_of(NOVEL, dataclasses.replace(choice, mode=mode)))
@@ -209,20 +209,20 @@ def comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_it_stops_at_the_first_conclusive_pair(comparing) -> None:
+def test_a_comparison_stops_at_the_first_conclusive_pair(comparing) -> None:
     outcome, trained = comparing(effect=-0.10, noise=0.01)
     assert outcome.verdicts[0].finding == "supported"
     assert trained == 2 * outcome.rows[0].n < 24
     assert outcome.answer[0].startswith("Coupling helps on novel")
 
 
-def test_it_stops_when_equivalence_is_shown(comparing) -> None:
+def test_a_comparison_stops_when_equivalence_is_shown(comparing) -> None:
     outcome, trained = comparing(effect=0.0, noise=0.001)
     assert outcome.verdicts[0].finding == "equivalent"
     assert trained < 24
 
 
-def test_it_spends_the_budget_on_what_is_uncertain_and_says_what_a_longer_one_could_detect(comparing) -> None:
+def test_an_inconclusive_comparison_uses_its_budget_and_states_what_a_longer_one_could_detect(comparing) -> None:
     outcome, trained = comparing(effect=0.0, noise=0.05)
     assert outcome.verdicts[0].finding == "inconclusive"
     assert trained == 24
@@ -234,7 +234,7 @@ def test_it_spends_the_budget_on_what_is_uncertain_and_says_what_a_longer_one_co
     )
 
 
-def test_models_that_have_not_learned_enough_are_no_evidence_and_the_answer_begins_with_that(comparing) -> None:
+def test_the_answer_begins_with_no_conclusion_if_models_are_no_better_than_bigrams(comparing) -> None:
     outcome, _ = comparing(effect=-0.10, noise=0.01, bits=1.9)
     assert outcome.answer[0].startswith(
         "On novel, 1.900 bits per byte is not below the 1.800 of a bigram model of the same text: no conclusion about "
@@ -244,7 +244,7 @@ def test_models_that_have_not_learned_enough_are_no_evidence_and_the_answer_begi
     assert "a larger --minutes makes longer runs" in outcome.answer[0]
 
 
-def test_it_stops_when_the_time_is_over(comparing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_stops_when_its_time_is_up(comparing, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=20)
     monkeypatch.setattr(compare.time, "monotonic", lambda: next(clock))
     outcome, trained = comparing(effect=0.0, noise=0.05, minutes=4)
@@ -253,7 +253,7 @@ def test_it_stops_when_the_time_is_over(comparing, monkeypatch: pytest.MonkeyPat
     assert outcome.verdicts[0].finding == "inconclusive"
 
 
-def test_the_same_command_adds_pairs_that_did_not_fit_and_ends_as_if_they_had(
+def test_the_same_command_adds_the_remaining_pairs_and_gives_the_same_answer(
     comparing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once, _ = comparing(effect=0.0, noise=0.05)
@@ -269,7 +269,7 @@ def test_the_same_command_adds_pairs_that_did_not_fit_and_ends_as_if_they_had(
     assert second.answer == at_once.answer
 
 
-def test_a_comparison_whose_runs_all_failed_says_why_and_exits_with_1(
+def test_a_comparison_whose_runs_all_failed_gives_the_reason_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choice = Choice(400, 100_000, 4_096, 4, 30.0, SPEEDS)
@@ -293,7 +293,7 @@ def test_given_seeds_are_all_trained_and_tested_once(comparing) -> None:
     assert evidence.confidence == pytest.approx(0.95)
 
 
-def test_tests_before_the_last_are_stricter_and_the_last_is_nearly_a_plain_one() -> None:
+def test_sequential_tests_are_stricter_before_the_last_which_is_almost_a_single_test() -> None:
     choice = Choice(400, 100_000, 4_096, 12, 30.0, SPEEDS)
     comparison = Comparison(NOVEL, choice, COUPLED, tuple(range(12)), True, 30, 1, Path("out"))
     levels = [comparison.level(n) for n in range(FEWEST_PAIRS, 13)]
@@ -302,7 +302,7 @@ def test_tests_before_the_last_are_stricter_and_the_last_is_nearly_a_plain_one()
     assert 0.02 < levels[-1] < 0.05
 
 
-def test_seeds_that_are_tested_once_detect_a_little_more_than_a_sequence_of_tests() -> None:
+def test_a_single_test_detects_slightly_smaller_effects_than_sequential_tests() -> None:
     choice = Choice(400, 100_000, 4_096, 12, 30.0, SPEEDS)
     in_turn, once = (
         Comparison(NOVEL, choice, COUPLED, tuple(range(12)), sequential, 30, 1, Path("out"))
@@ -326,9 +326,7 @@ def test_seeds_that_are_tested_once_detect_a_little_more_than_a_sequence_of_test
         (40.0, 0.02, "Coupling makes no difference of 1% or more on novel: the perplexity of euler is "),
     ],
 )
-def test_the_answer_says_what_came_out_how_sure_it_is_and_what_it_could_detect(
-    euler: float, noise: float, begins: str
-) -> None:
+def test_the_answer_states_the_finding_its_certainty_and_its_power(euler: float, noise: float, begins: str) -> None:
     outcome = make_outcome({"standard": 40.0, "euler": euler}, claims=[CLAIM], noise=noise)
     finding, coherence = answer(outcome, "novel", COHERENCE, slowdowns=[1.2, 1.5, 1.3])
     evidence = outcome.verdicts[0].evidence
@@ -343,7 +341,7 @@ def test_the_answer_says_what_came_out_how_sure_it_is_and_what_it_could_detect(
     )
 
 
-def test_one_seed_gives_no_answer_and_says_so() -> None:
+def test_the_answer_for_one_seed_is_inconclusive() -> None:
     outcome = make_outcome({"standard": 40.0, "euler": 30.0}, seeds=[0], claims=[CLAIM])
     finding, coherence = answer(outcome, "novel", {}, "the corpus has 3 documents")
     assert finding.startswith("The comparison on novel is inconclusive: 1 seed: a test needs two")
@@ -373,7 +371,7 @@ def test_a_comparison_needs_two_different_variants(variants) -> None:
         Comparison.open("novel", 30, variants)
 
 
-def test_what_else_was_asked_is_sorted_by_what_came_out() -> None:
+def test_secondary_claims_are_sorted_by_finding() -> None:
     means = {"standard": 40.0, "euler": 38.0, "kick": 38.0, "drift": 40.0, "linear": 42.0}
     claims = [CLAIM, *(Claim(f"{name} is better", "lower", name, "standard") for name in ("kick", "drift", "linear"))]
     finding, _ = answer(make_outcome(means, claims=claims), "novel", COHERENCE)
@@ -383,7 +381,7 @@ def test_what_else_was_asked_is_sorted_by_what_came_out() -> None:
 # --- from end to end --------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
+def test_a_repeated_comparison_on_a_text_trains_nothing_twice(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(budget, "LENGTHS", (4,))
@@ -428,7 +426,7 @@ def test_a_text_is_compared_on_and_asked_again_nothing_is_trained_twice(
         (["--corpus", "modules.txt", "--jobs", "0"], "--jobs 0: expected 1 to 10,000"),
     ],
 )
-def test_mistakes_are_said_in_one_line(
+def test_bad_arguments_give_one_line_errors(
     arguments: list[str], says: str, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(texts.parent)
@@ -440,7 +438,7 @@ def test_mistakes_are_said_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_text_with_too_little_to_train_on_is_refused(
+def test_a_text_that_is_too_small_to_train_on_is_refused(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Configurations are validated on creation, round-trip through TOML, and explain mistakes."""
+"""Configurations are validated on creation, round-trip through TOML, and give one-line errors."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def test_every_setting_can_be_changed_by_its_bare_name(config: ModelConfig) -> N
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variants_change_by_keyword(name: str) -> None:
+def test_presets_are_changed_by_variant_and_keyword(name: str) -> None:
     assert variant(name) == VARIANTS[name]
     assert preset("tiny", name, n_layers=2) == dataclasses.replace(
         PRESETS["tiny"], attention=VARIANTS[name], n_layers=2
@@ -83,7 +83,7 @@ def test_variants_change_by_keyword(name: str) -> None:
         (lambda: from_toml(ModelConfig, "d_model = "), "not a TOML configuration"),
     ],
 )
-def test_a_mistake_is_explained(make, says: str) -> None:
+def test_invalid_configurations_give_one_line_errors(make, says: str) -> None:
     with pytest.raises(CoupledQKError) as error:
         make()
     assert says in str(error.value)
@@ -117,14 +117,14 @@ class Whole:
 WHOLE = {"parts": [{"weight": 1, "names": ["a"]}], "pair": [1, 2], "by_seed": {"3": 0.5}}
 
 
-def test_tables_lists_and_keys_become_what_the_annotations_say():
+def test_tables_lists_and_keys_are_converted_to_the_annotated_types():
     whole = from_dict(Whole, WHOLE)
     assert whole == Whole((Part(1.0, ("a",)),), (1, 2.0), {3: 0.5})
     assert isinstance(whole.parts[0].weight, float)
     assert from_dict(Whole, to_dict(whole)) == whole
 
 
-def test_null_is_a_float_that_is_not_finite_only_where_that_is_asked_for():
+def test_null_is_read_as_nan_only_on_request():
     data = WHOLE | {"by_seed": {"3": None}, "spare": None}
     whole = from_dict(Whole, data, null_is_nan=True)
     assert math.isnan(whole.by_seed[3])
@@ -145,7 +145,7 @@ def test_null_is_a_float_that_is_not_finite_only_where_that_is_asked_for():
         ({"spare": 3}, "spare=3: expected a table"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_with_its_place(wrong, message):
+def test_a_value_of_the_wrong_type_is_named_with_its_key(wrong, message):
     with pytest.raises(CoupledQKError, match=message):
         from_dict(Whole, WHOLE | wrong)
 

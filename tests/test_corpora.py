@@ -28,7 +28,7 @@ MANY = [f"document {i}" for i in range(45)]
 
 
 def documents(corpus: str | Path, **settings) -> dict[str, list[str]]:
-    """The documents of each split, whole."""
+    """The complete documents of each split."""
     found, open_texts = defaultdict(list), defaultdict(str)
     for split, piece in open_corpus(DataConfig(corpus=str(corpus), **settings)).stream():
         open_texts[split] += piece.text
@@ -46,7 +46,7 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def marked(*contents: str) -> str:
-    """The document files of the pubmed, web and brown layouts: each document is followed by a line with the marker."""
+    """A document file of the pubmed, web and brown layouts: each document is followed by a line with the marker."""
     return "".join(f"{content}\n{MARKER}\n" for content in contents)
 
 
@@ -57,7 +57,7 @@ def marked(*contents: str) -> str:
     parts=st.lists(st.text("ab1 '\n\t.\u00a0é", max_size=30) | st.sampled_from([MARKER, f"\n{MARKER}\n"]), max_size=12),
     cut=st.integers(1, 9),
 )
-def test_documents_are_found_wherever_blocks_end_and_pieces_change_no_token(parts, cut):
+def test_documents_do_not_depend_on_block_boundaries_and_pieces_change_no_token(parts, cut):
     whole = "".join(parts)
     expected = [[]]
     for line in whole.split("\n"):
@@ -79,7 +79,7 @@ def test_documents_are_found_wherever_blocks_end_and_pieces_change_no_token(part
         assert [i for piece in its_pieces for i in gpt2().encode(piece)] == gpt2().encode("".join(its_pieces))
 
 
-def test_long_documents_come_in_short_pieces(tmp_path):
+def test_long_documents_are_split_into_short_pieces(tmp_path):
     file = write(tmp_path / "long.txt.gz", "words and words " * 100_000)
     lengths = [len(piece.text) for _, piece in open_corpus(DataConfig(corpus=str(file))).stream()]
     assert len(lengths) > 5
@@ -101,7 +101,7 @@ def test_a_marker_on_a_line_of_its_own_separates_documents(tmp_path, newline, en
     assert documents(file) == found
 
 
-def test_other_formats_take_the_marker_as_text(tmp_path):
+def test_the_marker_is_ordinary_text_in_other_formats(tmp_path):
     found = documents(write(tmp_path / "a.md", marked("one", "two")))
     assert "".join(found["train"] + found["valid"]) == marked("one", "two")
 
@@ -126,7 +126,7 @@ def test_the_case_of_a_suffix_makes_no_difference(tmp_path):
 # splits
 
 
-def test_documents_without_splits_are_dealt_out_by_twenties(tmp_path):
+def test_every_twentieth_document_is_for_validation_and_the_next_one_for_test(tmp_path):
     found = documents(write(tmp_path / "many.txt", marked(*MANY)))
     assert found["valid"] == [MANY[0], MANY[20], MANY[40]]
     assert found["test"] == [MANY[1], MANY[21], MANY[41]]
@@ -138,7 +138,7 @@ def test_documents_without_splits_are_dealt_out_by_twenties(tmp_path):
     contents=st.lists(st.text("ab \n", min_size=1, max_size=60).map(lambda s: s + "."), min_size=1, max_size=19),
     piece=st.integers(2, 16),
 )
-def test_of_few_documents_the_last_tenth_is_for_validation(tmp_path_factory, contents, piece):
+def test_the_last_tenth_of_each_of_few_documents_is_for_validation(tmp_path_factory, contents, piece):
     file = write(tmp_path_factory.mktemp("few") / "few.txt", marked(*contents))
     with mock.patch.object(text, "PIECE", piece):
         found = documents(file)
@@ -177,21 +177,21 @@ def test_file_names_mark_splits(tmp_path, names):
         ("TRAIN.TXT", "VALID.TXT"),
     ],
 )
-def test_file_names_that_nearly_mark_splits_are_not_mixed(tmp_path, names):
+def test_file_names_that_almost_mark_splits_are_refused(tmp_path, names):
     for name in names:
         write(tmp_path / name, '{"text": "some text"}')
     with pytest.raises(CoupledQKError, match=f"{names[0]} and {names[1]} are not recognised as splits"):
         documents(tmp_path)
 
 
-def test_files_of_one_beginning_are_a_corpus(tmp_path):
+def test_files_with_a_common_prefix_are_a_corpus(tmp_path):
     for name in ("web-1k.train.txt", "web-1k.valid.txt", "other.valid.txt"):
         write(tmp_path / name, name)
     assert documents(tmp_path / "web-1k") == {"train": ["web-1k.train.txt"], "valid": ["web-1k.valid.txt"]}
     assert documents(tmp_path)["valid"] == ["other.valid.txt", "web-1k.valid.txt"]
 
 
-def test_programs_named_train_and_test_are_no_splits(tmp_path):
+def test_programs_named_train_and_test_are_not_splits(tmp_path):
     for name in ("train.py", "test.py", "model.py", ".hidden/x.py", "data.bin"):
         write(tmp_path / name, "x = 1 # " + name)
     assert [len(split) for split in documents(tmp_path).values()] == [3, 3]
@@ -207,7 +207,7 @@ def test_splits_without_a_validation_file_are_refused(tmp_path):
 # corpora by name
 
 
-def test_the_standard_library_is_there_without_tests():
+def test_the_standard_library_is_a_corpus_without_its_tests():
     corpus = open_corpus(DataConfig())
     found = documents("python-stdlib")
     assert "the standard library of Python" in corpus.description
@@ -274,7 +274,7 @@ def test_the_tokenised_form_of_wikitext_is_labelled(copies):
     assert about("wikitext-103").startswith("the raw form")
 
 
-def test_openwebtext_and_pubmed_are_cut_to_about_the_size_of_the_papers_and_say_so(tmp_path, monkeypatch):
+def test_openwebtext_and_pubmed_are_truncated_to_about_the_papers_size(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "PAPER_BYTES", 360)
     write(tmp_path / "pubmed/all.txt.gz", marked(*["one two three four"] * 60))  # 18 bytes each
     assert sum(map(len, documents("pubmed", data_dir=str(tmp_path)).values())) == 20
@@ -284,11 +284,11 @@ def test_openwebtext_and_pubmed_are_cut_to_about_the_size_of_the_papers_and_say_
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_a_corpus_on_the_hub_is_one_revision_of_it(name):
+def test_a_corpus_on_the_hub_is_pinned_to_a_revision(name):
     assert re.fullmatch("[0-9a-f]{40}", HUB[name].revision)
 
 
-def test_equal_files_have_equal_fingerprints_wherever_they_lie(tmp_path):
+def test_equal_files_have_equal_fingerprints_in_every_folder(tmp_path):
     def fingerprint(place, content="text", **settings):
         write(tmp_path / place, content)
         return open_corpus(DataConfig(corpus=str(tmp_path / place), **settings)).fingerprint
@@ -316,7 +316,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
     return rows
 
 
-def test_wikitext_from_the_hub_is_the_raw_file_again(hub, copies):
+def test_wikitext_from_the_hub_equals_the_raw_file(hub, copies):
     for ours, theirs in (("train", "train"), ("valid", "validation"), ("test", "test")):
         lines = (copies / f"wikitext-103-raw/wiki.{ours}.raw").read_text().splitlines(keepends=True)
         hub["Salesforce/wikitext", theirs] = [{"text": "" if line == " \n" else line} for line in lines]
@@ -365,7 +365,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
         ("a.csv", "a,b", r"a.csv is not one of .txt, .jsonl"),
     ],
 )
-def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, name, content, message):
+def test_files_that_are_not_text_are_refused_with_the_position(tmp_path, name, content, message):
     with pytest.raises(CoupledQKError, match=message):
         documents(write(tmp_path / name, content))
 
@@ -379,13 +379,13 @@ def test_a_broken_gzip_file_is_refused(tmp_path, damage):
 
 
 @pytest.mark.parametrize("content", [b"caf\xe9", b'{"text": "caf\\udce9"}'])
-def test_what_cannot_be_read_can_be_replaced(tmp_path, content):
+def test_undecodable_characters_can_be_replaced(tmp_path, content):
     file = write(tmp_path / ("a.jsonl" if b"{" in content else "a.txt"), content)
     found = documents(file, encoding_errors="replace")
     assert found["train"][0] + found["valid"][0] == "caf\ufffd"
 
 
-def test_a_name_that_is_nearly_right_is_corrected():
+def test_the_correct_name_is_suggested_for_a_misspelled_corpus():
     with pytest.raises(CoupledQKError, match=r"unknown corpus 'wikitext2': did you mean 'wikitext-2'\?"):
         documents("wikitext2")
     with pytest.raises(CoupledQKError, match="unknown corpus ''"):

@@ -22,7 +22,7 @@ def tiny(variant: str, **settings) -> ModelConfig:
 
 
 def counted(run) -> int:
-    """By PyTorch. It cannot count the CPU's attention kernel, so that is written out, nor a product added in place."""
+    """FLOPs counted by PyTorch, with the attention kernel written out and in-place products added, which it cannot count."""
     in_place = {torch.ops.aten.baddbmm_: lambda total, left, right, **_: 2 * math.prod(left) * right[-1]}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
@@ -30,8 +30,8 @@ def counted(run) -> int:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_forward_and_backward_of_every_variant_as_pytorch_counts_them(variant: str) -> None:
-    # the written-out attention computes the masked half of the scores too, as one that is not causal
+def test_flops_of_every_variant_equal_pytorchs_counts(variant: str) -> None:
+    # the written-out attention also computes the masked half of the scores, like non-causal attention
     config = tiny(variant, causal=False)
     model = TransformerLM(config)
     for module in model.modules():
@@ -83,7 +83,9 @@ def test_fused_dynamics_take_no_more_products_than_the_reference_and_the_recompu
         ("gqa", {}, 1.054, 1.054),
     ],
 )
-def test_what_arithmetic_alone_costs_at_60m(variant: str, settings: dict, relative: float, recomputing: float) -> None:
+def test_flops_relative_to_standard_attention_at_60m(
+    variant: str, settings: dict, relative: float, recomputing: float
+) -> None:
     standard = flops(preset("small"), 512)
     config = preset("small", variant, **settings)
     assert round(standard.forward / flops(config, 512).forward, 3) == relative
@@ -91,14 +93,14 @@ def test_what_arithmetic_alone_costs_at_60m(variant: str, settings: dict, relati
     assert round(standard.training / flops(config, 512, fused=True).training, 3) == recomputing
 
 
-def test_a_token_that_sees_twice_as_many_keys_costs_twice_the_scores_and_no_more() -> None:
+def test_only_the_flops_of_the_scores_grow_with_the_number_of_keys() -> None:
     short, long = flops(tiny("diff"), 15), flops(tiny("diff"), 31)
     assert long.scores == 2 * short.scores
     assert long.forward - long.scores == short.forward - short.scores
 
 
 @pytest.mark.parametrize("variant", ["standard", "gqa", "diff", "hamiltonian"])
-def test_bytes_are_those_of_the_tensors(variant: str) -> None:
+def test_sizes_equal_the_bytes_of_the_tensors(variant: str) -> None:
     config = tiny(variant)
     model, tokens, cache = TransformerLM(config), torch.zeros(1, 5, dtype=torch.long), [KVCache(5), KVCache(5)]
     model(tokens, cache=cache)

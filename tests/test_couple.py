@@ -66,7 +66,7 @@ def test_a_model_coupled_in_inference_mode_can_be_trained(verify: Any, tmp_path:
         assert all(p.grad is not None for name, p in model.named_parameters() if ".coupling." in name)
 
 
-def test_a_long_pass_by_the_fused_dynamics_is_the_identity_too() -> None:
+def test_a_new_coupling_with_fused_dynamics_is_the_identity_too() -> None:
     ids, model = tokens(16, 64), fresh("qwen2")
     before = logits(model, ids)
     couple(model)
@@ -75,7 +75,7 @@ def test_a_long_pass_by_the_fused_dynamics_is_the_identity_too() -> None:
     assert torch.equal(logits(model, ids), before)
 
 
-def test_other_models_of_the_same_configuration_are_left_alone() -> None:
+def test_other_models_of_the_same_configuration_are_not_coupled() -> None:
     one = fresh()
     other = type(one)(one.config).eval()
     before, ids = logits(other, tokens(2, 9)), tokens(2, 9)
@@ -84,7 +84,7 @@ def test_other_models_of_the_same_configuration_are_left_alone() -> None:
     assert one.config.to_dict() == other.config.to_dict()
 
 
-def test_beam_search_needs_no_cache() -> None:
+def test_beam_search_is_the_same_without_a_cache() -> None:
     model = coupled()
     assert torch.equal(new_tokens(model, num_beams=3), new_tokens(model, num_beams=3, use_cache=False))
 
@@ -110,7 +110,7 @@ def test_copies_and_pickles_are_coupled_and_independent() -> None:
     assert torch.equal(logits(model, ids), expected)
 
 
-def test_a_compiled_model_is_one_graph() -> None:
+def test_a_coupled_model_compiles_to_one_graph() -> None:
     torch.compiler.reset()
     model, ids = coupled(), tokens(2, 9)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -142,7 +142,7 @@ def test_the_coupling_has_the_dtype_of_the_model() -> None:
 
 @pytest.mark.parametrize("key_heads", [4, 2])
 @pytest.mark.parametrize("method", ["euler", "leapfrog", "semi_implicit"])
-def test_a_token_without_gradients_moves_as_one_with_them(method: Any, key_heads: int) -> None:
+def test_dynamics_of_a_single_token_are_the_same_without_gradients(method: Any, key_heads: int) -> None:
     dynamics = Dynamics(DynamicsConfig(method=method, gate=True, force_std=0.3), 8, key_heads)
     with torch.no_grad():
         dynamics.gate.copy_(torch.randn(key_heads))  # pyright: ignore[reportOptionalMemberAccess]
@@ -152,7 +152,7 @@ def test_a_token_without_gradients_moves_as_one_with_them(method: Any, key_heads
         torch.testing.assert_close(x, y.detach())
 
 
-def test_attention_weights_can_be_had() -> None:
+def test_attention_weights_can_be_returned() -> None:
     model = coupled()
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -190,7 +190,7 @@ def test_a_model_without_weights_is_refused() -> None:
         couple(model)
 
 
-def test_a_coupling_is_not_built_without_values() -> None:
+def test_coupling_on_the_meta_device_is_refused() -> None:
     model = fresh()
     with torch.device("meta"), pytest.raises(CoupledQKError, match="built on the meta device: couple outside"):
         couple(model)
@@ -220,7 +220,7 @@ def test_coupling_twice_and_uncoupling_what_is_not_coupled_are_refused() -> None
         ("affine", {"n_steps": 1}, "has no effect"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(variant: str, settings: dict, reason: str) -> None:
+def test_invalid_settings_are_refused(variant: str, settings: dict, reason: str) -> None:
     model = fresh()
     with pytest.raises(CoupledQKError, match=reason):
         couple(model, variant, **settings)
@@ -234,12 +234,12 @@ def test_a_model_with_dynamics_of_its_own_is_refused() -> None:
         couple(kind.CoupledQKForCausalLM(kind.CoupledQKConfig(**settings)))
 
 
-def test_what_is_no_model_of_transformers_is_refused() -> None:
+def test_a_module_that_is_not_a_transformers_model_is_refused() -> None:
     with pytest.raises(CoupledQKError, match="a Linear is not a model of transformers"):
         couple(torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
 
 
-def test_another_version_of_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_version_of_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.57.1")
     with pytest.raises(CoupledQKError, match=r"transformers 4\.57\.1 .*pip install 'coupledqk\[hf\]'"):

@@ -22,7 +22,7 @@ from coupledqk.coupling.settings import to_table
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Progress bars and load reports would fill the tests' output; warnings of ours do not go through that logger."""
+    """Progress bars and load reports would fill the tests' output; our warnings do not go through that logger."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     guard_checkpoints()
@@ -46,13 +46,13 @@ def test_the_files_hold_the_coupling_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LlamaForCausalLM", "AutoModelForCausalLM"])
-def test_plain_from_pretrained_warns_and_names_the_call(kind: str, tmp_path: Path) -> None:
+def test_plain_from_pretrained_warns_and_names_load_coupled(kind: str, tmp_path: Path) -> None:
     model, ids = coupled(), tokens(2, 9)
     model.save_pretrained(tmp_path)
     with pytest.warns(LostCouplingWarning, match=r"left its coupling out.*load_coupled\('.*'\)"):
         plain = getattr(transformers, kind).from_pretrained(pretrained_model_name_or_path=tmp_path)
     assert torch.equal(logits(plain, ids), logits(uncouple(model), ids))
-    assert not hasattr(plain.config, "coupledqk")  # what it is saved as, it is
+    assert not hasattr(plain.config, "coupledqk")  # it is saved as a plain model
     with warnings.catch_warnings(action="error"):
         plain.save_pretrained(tmp_path / "plain")
         type(plain).from_pretrained(tmp_path / "plain")
@@ -91,7 +91,7 @@ def test_a_checkpoint_saved_after_loading_is_the_same(tmp_path: Path) -> None:
     assert torch.equal(logits(load_coupled(tmp_path / "two"), ids), logits(model, ids))
 
 
-def test_a_trainer_resumes_a_coupled_model_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_trainer_resumes_a_coupled_model_bit_identically(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     rows = [{"input_ids": row, "labels": row} for row in tokens(8, 9)]
     arguments = transformers.TrainingArguments(
@@ -120,7 +120,7 @@ def test_weights_of_another_coupling_are_refused_by_load_state_dict() -> None:
 
 
 def test_weights_are_loaded_into_a_model_that_has_none_yet() -> None:
-    """The settings that they are compared with are not those in the buffer, which has no values either."""
+    """The weights are not compared with the settings in the buffer, which has no values either."""
     model, ids = coupled(), tokens(2, 9)
     weights, rotary = model.state_dict(), model.model.rotary_emb
     for empty in (lambda m: m.to("meta"), lambda m: m.to_empty(device="cpu")):
@@ -199,7 +199,7 @@ def test_an_adapter_of_another_shape_is_rejected_and_the_model_unchanged(tmp_pat
     assert list(model.state_dict()) == list(fresh().state_dict())
 
 
-def test_what_is_not_coupled_cannot_be_saved_and_what_is_cannot_be_loaded_into(tmp_path: Path) -> None:
+def test_saving_an_uncoupled_model_and_loading_into_a_coupled_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CoupledQKError, match="not coupled"):
         save_coupling(fresh(), tmp_path)
     save_coupling(coupled(), tmp_path)
@@ -240,7 +240,7 @@ def test_couplings_and_coupled_models_are_loaded_by_hub_id(tmp_path: Path) -> No
         load_coupled("user/nothing", **options)
 
 
-def test_the_mark_is_kept_when_an_inner_model_was_coupled(tmp_path: Path) -> None:
+def test_a_model_whose_inner_model_was_coupled_is_saved_and_loaded(tmp_path: Path) -> None:
     model, ids = fresh(), tokens(2, 9)
     couple(model.model)
     wake(model).save_pretrained(tmp_path)
@@ -248,7 +248,7 @@ def test_the_mark_is_kept_when_an_inner_model_was_coupled(tmp_path: Path) -> Non
     assert torch.equal(logits(load_coupled(tmp_path), ids), logits(model, ids))
 
 
-def test_damaged_and_missing_weights_of_a_coupled_model_are_one_line(tmp_path: Path) -> None:
+def test_damaged_and_missing_weights_of_a_coupled_model_give_one_line_errors(tmp_path: Path) -> None:
     coupled().save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
@@ -261,7 +261,7 @@ def test_damaged_and_missing_weights_of_a_coupled_model_are_one_line(tmp_path: P
         load_coupled(tmp_path)
 
 
-def test_a_configuration_that_names_no_attention_module_is_one_line(tmp_path: Path) -> None:
+def test_a_configuration_that_names_no_attention_module_is_refused(tmp_path: Path) -> None:
     model = fresh()
     couple(model.model)
     model.save_pretrained(tmp_path)
@@ -295,7 +295,7 @@ def test_a_checkpoint_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> Non
         load_coupled(tmp_path)
 
 
-def test_a_configuration_that_does_not_fit_the_weights_is_one_line(tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_match_the_weights_is_refused(tmp_path: Path) -> None:
     coupled().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 4}))

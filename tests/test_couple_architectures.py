@@ -49,11 +49,11 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 
 def assert_kept(error: Callable[[Any], float], architecture: str) -> None:
-    """The coupled model's error is rounding, or no larger than its uncoupled self's."""
+    """The coupled model's error is rounding, or no larger than the uncoupled model's."""
     assert error(awake(architecture)) < max(1e-4, 2 * error(built(architecture)))
 
 
-def test_the_list_of_verified_classes_is_what_these_tests_verify() -> None:
+def test_the_list_of_verified_classes_equals_the_classes_tested_here() -> None:
     models = [*map(awake, ARCHITECTURES), *(couple(fresh_tower(name)) for name in TOWERS)]
     found = {module.uncoupled_class for model in models for module in coupled_modules(model).values()}
     shared = {"MultiHeadAttention"}  # CTRL's, and a different class in XLM and FlauBERT: checked at every call
@@ -61,7 +61,7 @@ def test_the_list_of_verified_classes_is_what_these_tests_verify() -> None:
 
 
 @every_architecture
-def test_a_new_coupling_changes_no_bit_and_uncoupling_leaves_no_trace(architecture: str) -> None:
+def test_a_new_coupling_changes_no_bit_and_uncoupling_restores_the_model(architecture: str) -> None:
     model, before = fresh(architecture), built(architecture)
     plain = {}
     for implementation in ("eager", "sdpa") if before._supports_sdpa else ("eager",):
@@ -81,7 +81,7 @@ def test_a_new_coupling_changes_no_bit_and_uncoupling_leaves_no_trace(architectu
 
 
 @every_architecture
-def test_decoding_with_the_cache_gives_what_the_whole_forward_gives(architecture: str) -> None:
+def test_cached_decoding_equals_the_full_forward(architecture: str) -> None:
     assert difference(logits(awake(architecture), IDS), logits(built(architecture), IDS)) > 0.005
 
     @torch.no_grad()
@@ -97,7 +97,7 @@ def test_decoding_with_the_cache_gives_what_the_whole_forward_gives(architecture
 
 
 @every_architecture
-def test_padding_on_the_left_changes_nothing(architecture: str) -> None:
+def test_padding_on_the_left_does_not_change_the_logits(architecture: str) -> None:
     real = torch.ones(2, 9, dtype=torch.long)
     real[1, :4] = 0
     positions = (real.cumsum(1) - 1).clamp(min=0)
@@ -110,7 +110,7 @@ def test_padding_on_the_left_changes_nothing(architecture: str) -> None:
 
 
 @every_architecture
-def test_scores_depend_on_relative_positions_where_they_did(architecture: str) -> None:
+def test_dependence_on_relative_positions_only_is_preserved(architecture: str) -> None:
     positions = torch.arange(9)[None]
 
     def error(model: Any) -> float:
@@ -120,7 +120,7 @@ def test_scores_depend_on_relative_positions_where_they_did(architecture: str) -
 
 
 @every_architecture
-def test_a_frozen_model_stays_frozen_and_every_coupling_learns(architecture: str) -> None:
+def test_a_frozen_model_stays_frozen_and_every_coupling_has_a_gradient(architecture: str) -> None:
     model = couple(fresh(architecture).requires_grad_(False))
     gates = [module.coupling.gate for module in coupled_modules(model).values()]
     model(input_ids=IDS, labels=IDS).loss.backward()
@@ -138,5 +138,5 @@ def test_couplings_and_whole_models_are_loaded_as_they_were_saved(architecture: 
     with warnings.catch_warnings(action="error"):
         loaded = load_coupled(tmp_path / "whole")
     assert type(loaded) is type(model)
-    assert difference(logits(loaded, IDS), expected) < 1e-5  # experts are stored one by one, and may be laid out anew
+    assert difference(logits(loaded, IDS), expected) < 1e-5  # experts are stored one by one, and the layout may change
     assert not hasattr(loaded.config, "coupledqk")

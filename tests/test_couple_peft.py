@@ -1,4 +1,4 @@
-"""PEFT's adapters in coupled models: they carry the coupling, and are refused by models that are not coupled as they were."""
+"""PEFT's adapters in coupled models: they include the coupling, and are refused by models with another coupling."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def test_a_peft_adapter_is_refused_by_a_model_that_is_not_coupled(tmp_path: Path
         fresh().load_adapter(str(tmp_path))
 
 
-def test_a_peft_adapter_is_refused_by_a_model_that_is_coupled_otherwise(tmp_path: Path) -> None:
+def test_a_peft_adapter_is_refused_by_a_model_that_is_coupled_differently(tmp_path: Path) -> None:
     peft: Any = pytest.importorskip("peft")
     saved_lora(tmp_path, n_steps=2)
     reason = r"coupling with n_steps=2, and this model is coupled with n_steps=3"
@@ -85,9 +85,7 @@ def test_a_damaged_peft_adapter_is_refused_by_name(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variant", ["euler", "affine"])
-def test_an_adapter_that_knows_no_coupling_warns_if_the_models_coupling_has_an_effect(
-    variant: str, tmp_path: Path
-) -> None:
+def test_an_adapter_without_a_coupling_warns_if_the_models_coupling_has_an_effect(variant: str, tmp_path: Path) -> None:
     peft: Any = pytest.importorskip("peft")
     peft.get_peft_model(fresh(), peft.LoraConfig(r=2, target_modules=["v_proj"])).save_pretrained(tmp_path)
     with warnings.catch_warnings(action="error", category=UncoupledAdapterWarning):
@@ -109,7 +107,7 @@ def frozen_coupling(seed: int) -> Any:
     return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False)).eval()
 
 
-def test_an_adapter_carries_the_coupling_that_it_was_trained_with_even_if_frozen(tmp_path: Path) -> None:
+def test_an_adapter_includes_the_coupling_that_it_was_trained_with_even_if_frozen(tmp_path: Path) -> None:
     peft: Any = pytest.importorskip("peft")
     model, ids = frozen_coupling(0), tokens(2, 9)
     assert not any(".coupling." in name for name, p in model.named_parameters() if p.requires_grad)
@@ -126,7 +124,7 @@ def test_an_adapter_carries_the_coupling_that_it_was_trained_with_even_if_frozen
         loaded.load_adapter(tmp_path / "other", "other")
 
 
-def test_a_frozen_coupling_is_not_lost_beside_an_adapter_with_a_coupling_of_its_own(tmp_path: Path) -> None:
+def test_a_frozen_coupling_is_not_lost_beside_an_adapter_with_its_own_coupling(tmp_path: Path) -> None:
     peft: Any = pytest.importorskip("peft")
     own, frozen, ids = saved_lora(tmp_path / "own"), frozen_coupling(0), tokens(2, 9)
     frozen.save_pretrained(tmp_path / "frozen")
@@ -140,7 +138,7 @@ def test_a_frozen_coupling_is_not_lost_beside_an_adapter_with_a_coupling_of_its_
     assert torch.equal(logits(other, ids), logits(own, ids))
 
 
-def test_an_adapter_added_by_transformers_carries_the_coupling_too(tmp_path: Path) -> None:
+def test_an_adapter_added_by_transformers_includes_the_coupling_too(tmp_path: Path) -> None:
     """`add_adapter` freezes the coupling, and `save_pretrained` then writes the adapter alone."""
     peft: Any = pytest.importorskip("peft")
     ids, loaded = tokens(2, 9), fresh()
@@ -164,7 +162,7 @@ def test_transformers_own_load_adapter_loads_a_coupling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("imported", ["before", "after"])
-def test_peft_is_guarded_whenever_it_is_imported(imported: str, tmp_path: Path) -> None:
+def test_peft_is_patched_in_either_order_of_import(imported: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     order = ["import peft", "import coupledqk.hf"]
     lines = [
@@ -175,7 +173,7 @@ def test_peft_is_guarded_whenever_it_is_imported(imported: str, tmp_path: Path) 
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
-def test_merging_lora_leaves_the_coupling_standing(tmp_path: Path) -> None:
+def test_merging_lora_keeps_the_coupling(tmp_path: Path) -> None:
     model, ids = wake(lora(couple(fresh()))).eval(), tokens(2, 9)
     expected = logits(model, ids)
     merged = model.merge_and_unload()
@@ -186,7 +184,7 @@ def test_merging_lora_leaves_the_coupling_standing(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(load_coupling(plain, tmp_path), ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_within_peft_is_refused() -> None:
+def test_a_model_wrapped_by_peft_is_refused() -> None:
     with pytest.raises(
         CoupledQKError, match=r"a PeftModel is not a model of transformers: pass model\.get_base_model\(\)"
     ):

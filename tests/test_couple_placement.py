@@ -14,7 +14,7 @@ from coupledqk.hf import couple, load_coupled, load_coupling, save_coupling, unc
 
 @pytest.mark.parametrize("variant", ["euler", "affine"])
 def test_a_coupled_model_can_be_offloaded_and_its_coupling_saved(variant: str, tmp_path: Path) -> None:
-    """Fast implementations read the weights of the force themselves, where an offloaded module has none."""
+    """Fast implementations read the weights of the force directly, which an offloaded module does not have."""
     accelerate: Any = pytest.importorskip("accelerate")
     model, ids = coupled("llama", variant), tokens(2, 9)
     expected, one_token = logits(model, ids), logits(model, ids[:1, :1])
@@ -26,7 +26,7 @@ def test_a_coupled_model_can_be_offloaded_and_its_coupling_saved(variant: str, t
     assert torch.equal(logits(load_coupling(fresh(), tmp_path), ids), expected)
 
 
-def test_a_coupled_model_is_loaded_partly_to_disk(tmp_path: Path) -> None:
+def test_a_coupled_model_can_be_loaded_partly_to_disk(tmp_path: Path) -> None:
     model, ids = coupled(), tokens(2, 9)
     model.save_pretrained(tmp_path / "model")
     parts = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
@@ -52,7 +52,7 @@ class Int8Linear(torch.nn.Module):
         return x @ (self.weight.to(x.dtype) * self.scale).T
 
 
-def test_a_quantized_model_is_coupled_in_the_precision_it_computes_in() -> None:
+def test_a_quantized_model_is_coupled_in_its_compute_precision() -> None:
     model, ids = fresh(), tokens(2, 9)
     for layer in model.model.layers:
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
@@ -72,7 +72,7 @@ class ForwardOnly(Int8Linear):
         return super().forward(x).detach()
 
 
-def test_a_model_quantized_for_inference_is_refused_since_its_coupling_would_not_be_trained(tmp_path: Path) -> None:
+def test_a_model_quantized_for_inference_is_refused_since_its_coupling_cannot_be_trained(tmp_path: Path) -> None:
     model, ids = fresh(), tokens(2, 9)
     save_coupling(coupled(), tmp_path)
     for layer in model.model.layers:
@@ -81,11 +81,11 @@ def test_a_model_quantized_for_inference_is_refused_since_its_coupling_would_not
     with pytest.raises(CoupledQKError, match=r"'gradients' failed: none reaches .*, in .* are quantized"):
         couple(model)
     assert torch.equal(logits(model, ids), before)
-    load_coupling(model, tmp_path, verify="never")  # a trained one can be used
+    load_coupling(model, tmp_path, verify="never")  # a trained coupling can be used
     assert not torch.allclose(logits(model, ids), before, atol=0.01)
 
 
-def test_an_offloaded_model_is_coupled_where_it_computes() -> None:
+def test_an_offloaded_model_is_coupled_on_its_execution_device() -> None:
     accelerate: Any = pytest.importorskip("accelerate")
     model, ids = fresh(), tokens(2, 9)
     before = logits(model, ids)

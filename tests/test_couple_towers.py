@@ -38,7 +38,7 @@ def states(model: Any, **inputs: Any) -> Tensor:
 
 
 @each_tower
-def test_a_new_coupling_changes_no_bit_and_uncoupling_leaves_no_trace(name: str) -> None:
+def test_a_new_coupling_changes_no_bit_and_uncoupling_restores_the_output(name: str) -> None:
     model = fresh_tower(name)
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
@@ -50,7 +50,7 @@ def test_a_new_coupling_changes_no_bit_and_uncoupling_leaves_no_trace(name: str)
 
 
 @each_tower
-def test_every_parameter_of_the_coupling_learns(name: str) -> None:
+def test_every_parameter_of_the_coupling_has_a_gradient(name: str) -> None:
     model = wake(couple(fresh_tower(name).requires_grad_(False)))
     model(**example_inputs(model)).last_hidden_state.pow(3).sum().backward()
     learning = [p for p in model.parameters() if p.requires_grad]
@@ -59,7 +59,7 @@ def test_every_parameter_of_the_coupling_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_padding_on_the_right_changes_nothing(name: str) -> None:
+def test_padding_on_the_right_does_not_change_the_output(name: str) -> None:
     model, ids = wake(couple(fresh_tower(name))), tokens(2, 9)
     real = torch.ones_like(ids)
     real[1, 5:] = 0
@@ -83,7 +83,7 @@ def llava() -> Any:
 
 
 @pytest.mark.parametrize("part", ["the whole", "its text model"])
-def test_a_multimodal_model_is_coupled_by_its_text_model_and_saved_as_a_whole(part: str, tmp_path: Path) -> None:
+def test_a_multimodal_model_is_coupled_in_its_text_model_and_saved_as_a_whole(part: str, tmp_path: Path) -> None:
     model, ids = llava(), tokens(2, 9) % 50
     couple(model if part == "the whole" else model.model.language_model)
     assert all(".language_model." in name for name in coupled_modules(model))
@@ -93,7 +93,7 @@ def test_a_multimodal_model_is_coupled_by_its_text_model_and_saved_as_a_whole(pa
         assert torch.equal(load_coupled(tmp_path)(ids).logits, expected)
 
 
-def test_both_towers_of_clip_are_coupled_one_by_one_and_saved_together(tmp_path: Path) -> None:
+def test_both_towers_of_clip_are_coupled_separately_and_saved_together(tmp_path: Path) -> None:
     text, vision = {**TEXT, "model_type": "clip_text_model"}, {**IMAGE, "model_type": "clip_vision_model"}
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     model = transformers.CLIPModel(config).eval()
@@ -108,7 +108,7 @@ def test_both_towers_of_clip_are_coupled_one_by_one_and_saved_together(tmp_path:
         assert torch.equal(loaded(**inputs).logits_per_image, expected)
 
 
-def test_whisper_is_coupled_by_its_encoder(tmp_path: Path) -> None:
+def test_whisper_is_coupled_in_its_encoder(tmp_path: Path) -> None:
     settings = {name: value for name, value in TOWERS["whisper"][1].items() if name != "max_position_embeddings"}
     model = transformers.WhisperModel(transformers.WhisperConfig(**settings)).eval()
     with pytest.raises(CoupledQKError, match="WhisperModel cannot be coupled: its WhisperAttention is cross-attention"):
@@ -118,7 +118,7 @@ def test_whisper_is_coupled_by_its_encoder(tmp_path: Path) -> None:
     assert list(coupled_modules(load_coupled(tmp_path))) == list(coupled_modules(model))
 
 
-def test_an_encoder_of_an_unknown_class_is_checked_first() -> None:
+def test_an_encoder_passes_the_check() -> None:
     model = couple(fresh_tower("vit"), verify="always")
     assert torch.equal(states(model), states(built_tower("vit")))
 
@@ -129,7 +129,7 @@ AUDIO: dict[str, Any] = {
     "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2,
 }  # fmt: skip
 CHECKED: dict[str, dict[str, Any]] = {
-    "T5Encoder": T5,  # of a class that is also the decoder's, which has a cache
+    "T5Encoder": T5,  # its class is also that of the decoder, which has a cache
     "Wav2Vec2": AUDIO,  # samples as input
     "MLCDVision": {**IMAGE, "num_key_value_groups": 1},  # rotates before its heads are brought to the front
     "DINOv3ViT": IMAGE,  # its inner model has no embedding
@@ -141,7 +141,7 @@ CHECKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_encoders_that_are_run_in_unusual_ways_pass_the_check(name: str) -> None:
+def test_encoders_with_unusual_inputs_or_classes_pass_the_check(name: str) -> None:
     kind = getattr(transformers, f"{name}Model", None) or getattr(transformers, name)
     model = kind(kind.config_class(**CHECKED[name])).eval()
     inputs = example_inputs(model)
@@ -154,7 +154,7 @@ def test_encoders_that_are_run_in_unusual_ways_pass_the_check(name: str) -> None
     assert len(coupled_modules(model)) == 2
 
 
-def test_a_part_that_was_coupled_after_the_check_is_checked_by_itself_when_the_whole_is_loaded(tmp_path: Path) -> None:
+def test_a_coupled_encoder_is_checked_separately_when_the_whole_model_is_loaded(tmp_path: Path) -> None:
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
     inputs = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 5)}
     couple(model.encoder)
@@ -171,7 +171,7 @@ def test_inputs_that_the_check_cannot_generate_are_named() -> None:
 
 
 @pytest.mark.parametrize(("name", "settings"), [("T5Model", T5), ("InstructBlipQFormerModel", TEXT)])
-def test_cross_attention_is_refused_wherever_it_is(name: str, settings: dict[str, Any]) -> None:
+def test_models_with_cross_attention_are_refused(name: str, settings: dict[str, Any]) -> None:
     kind = getattr(transformers, name)
     with pytest.raises(CoupledQKError, match="is cross-attention"):
         couple(kind(kind.config_class(**settings)), verify="never")

@@ -1,4 +1,4 @@
-"""The self-check of `couple`: correct unknown architectures pass, and every silent failure is rejected with its name."""
+"""The self-check of `couple`: correct unknown architectures pass, and every silent failure is detected and named."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ from coupledqk.coupling.small import example_inputs, small_config, small_model
 llama: Any = transformers.models.llama.modeling_llama
 attention_functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
 turn = llama.apply_rotary_pos_emb
-"""RoPE under a name that does not say so."""
+"""RoPE under an unrelated name."""
 
 
 def project(module: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,14 +130,14 @@ def test_an_untested_architecture_is_coupled_after_the_check() -> None:
         (NoEffectAttention, "'effect' failed"),
     ],
 )
-def test_an_architecture_whose_code_misleads_the_insertion_is_refused(attention: type[Any], reason: str) -> None:
+def test_an_architecture_that_would_be_coupled_incorrectly_is_refused(attention: type[Any], reason: str) -> None:
     model = model_of(attention)
     assert_refused(model, reason)
     couple(model, verify="never")
     uncouple(model)
 
 
-def test_an_architecture_whose_cache_cannot_be_tried_is_refused() -> None:
+def test_an_architecture_whose_cache_cannot_be_tested_is_refused() -> None:
     """Otherwise its decoding would not be checked: HRM's layers, which run several times, index the cache out of range."""
     model = model_of(NewAttention)
     plain = type(model).forward
@@ -179,21 +179,21 @@ def without_gradients(self: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         (without_gradients, "'gradients' failed: that of 0"),
     ],
 )
-def test_a_mechanism_that_is_wrong_is_refused(
+def test_an_incorrect_mechanism_is_refused(
     mechanism: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CoupledModule, "couple_heads", mechanism)
     assert_refused(model_of(NewAttention), reason)
 
 
-def test_mixing_tokens_shows_in_an_encoder_as_dependence_on_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixing_tokens_in_an_encoder_is_detected_as_dependence_on_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoupledModule, "couple_heads", mixing_tokens)
     model = transformers.AutoModel.from_config(tiny_config("bert", is_decoder=False)).eval()
     with pytest.raises(CoupledQKError, match="'left padding' failed"):
         couple(model, verify="always")
 
 
-def test_a_forward_that_goes_past_the_coupling_is_found_in_the_model_itself() -> None:
+def test_a_forward_that_bypasses_the_coupling_is_detected_in_the_model_itself() -> None:
     """The small model is built from the configuration, so it lacks the patch that was applied to this model."""
     model = model_of(NewAttention).requires_grad_(False)
     for layer in model.layers:
@@ -203,7 +203,7 @@ def test_a_forward_that_goes_past_the_coupling_is_found_in_the_model_itself() ->
     assert_refused(model, "'gradients' failed.* in layers.0.self_attn")
 
 
-def test_a_forward_that_was_replaced_in_the_class_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_that_was_replaced_in_the_class_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other libraries replace the `forward` of classes that may have been coupled before."""
     couple(fresh())
     model = fresh()
@@ -224,15 +224,15 @@ def test_a_verified_architecture_is_not_checked_again(monkeypatch: pytest.Monkey
 
 
 def test_a_trained_coupling_passes_the_check_and_is_not_changed_by_it(tmp_path: Path) -> None:
-    """The check is of the mechanism: that a loaded coupling is not the identity is no reason to refuse it."""
+    """The check tests the mechanism: a loaded coupling need not be the identity."""
     model = coupled()
     save_coupling(model, tmp_path)
     loaded = load_coupling(fresh(), tmp_path, verify="always")
     assert torch.equal(logits(loaded, tokens(2, 9)), logits(model, tokens(2, 9)))
 
 
-def test_the_check_draws_no_random_number_of_the_callers() -> None:
-    unchecked, checked = fresh(), fresh()  # before seeding: the first one of a process draws its weights
+def test_the_check_does_not_change_the_callers_random_state() -> None:
+    unchecked, checked = fresh(), fresh()  # before seeding: the first model of a process draws its weights
     torch.manual_seed(0)
     couple(unchecked, verify="never")
     expected = torch.randn(3)
@@ -266,7 +266,7 @@ def test_layers_without_rope_are_coupled_too() -> None:
             assert not torch.allclose(logits(model, tokens(2, 9)), before, atol=1e-3)
 
 
-def test_heads_are_read_from_the_module_if_the_configuration_has_them_by_layer() -> None:
+def test_heads_are_read_from_the_module_if_the_configuration_has_them_per_layer() -> None:
     class ByLayer:
         @property
         def num_key_value_heads(self) -> int:

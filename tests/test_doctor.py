@@ -46,7 +46,7 @@ def test_missing_and_old_packages_are_named_with_the_command_that_installs_them(
     assert "transformers is missing: pip install 'coupledqk[hf]'" in found["extra hf"].text
 
 
-def test_a_broken_torch_is_a_finding_and_exit_code_1(
+def test_a_broken_torch_is_reported_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_cache: None
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -59,7 +59,7 @@ def test_a_broken_torch_is_a_finding_and_exit_code_1(
     assert "Traceback" not in said
 
 
-def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "file"))
     found = findings()["cache folder"]
@@ -68,7 +68,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
 
 
 def completed(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What bash offers for the last of the words."""
+    """The completions that bash offers for the last word."""
     main(["completion", "bash"])
     script = tmp_path / "completion.bash"
     script.write_text(capsys.readouterr().out)

@@ -35,7 +35,7 @@ def blocks(page: Path, language: str) -> Iterator[tuple[str, str]]:
 
 
 def prepared(comments: str, code: str) -> str:
-    """The code as the tests run it; empty if they do not."""
+    """The code to run, which is empty if the block is not run."""
     if "<!-- test: not run, " in comments:
         return ""
     for old, new in re.findall(r"<!-- test: replace (.*?) with (.*?) -->", comments):
@@ -50,7 +50,7 @@ EXPERIMENTS = [code for page in PAGES for _, code in blocks(page, "toml") if "[[
 
 @pytest.fixture
 def reader_folder(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader might be: a folder with text."""
+    """The working folder of a reader, with text."""
     monkeypatch.chdir(tmp_path)
     texts = tmp_path / "my-texts"
     texts.mkdir()
@@ -62,7 +62,7 @@ def reader_folder(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("registries_restored")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_runs_as_pasted(page: Path, reader_folder: Path) -> None:
+def test_python_examples_run_as_written(page: Path, reader_folder: Path) -> None:
     codes = [prepared(*block) for block in blocks(page, "python")]
     if any("runs/NAME" in code for code in codes):
         run_to(tiny(reader_folder / "my-texts", steps=4), reader_folder / "runs" / "NAME")
@@ -78,7 +78,7 @@ def command_lines(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_have_the_flags_that_are_shown(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_and_flags_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def check(self, flags: list[str] | None = None) -> None:
         if isinstance(self, Train) and not (self.plugin or self.config):
             self.run_config(flags or [])
@@ -95,19 +95,19 @@ def test_commands_have_the_flags_that_are_shown(page: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", EXPERIMENTS)
-def test_experiment_files_can_be_planned(text: str) -> None:
+def test_documented_experiment_files_can_be_planned(text: str) -> None:
     experiment = parse("my-experiment", text)
     for scale in experiment.scales:
         assert len(make_plan(experiment, scale).labels) > 1
 
 
-def test_there_is_something_to_run() -> None:
+def test_examples_are_found() -> None:
     assert len(WITH_PYTHON) > 3
     assert EXPERIMENTS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_valid(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))
     local = [target for target in targets if not target.startswith(("http:", "https:"))]
     assert not [target for target in local if not (page.parent / target).exists()]

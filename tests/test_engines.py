@@ -31,7 +31,7 @@ from coupledqk.schema import to_toml
 from small_runs import TINY, run_to, tiny, trained_bits
 
 SECONDS = 600
-"""More than anything here takes on the slowest machine."""
+"""Timeout, longer than any operation here takes on the slowest machine."""
 
 
 def endless(text: Path) -> RunConfig:
@@ -107,7 +107,7 @@ def cluster() -> Iterator[Any]:
     nodes.shutdown()
 
 
-def test_a_grid_on_a_ray_cluster_computes_what_this_machine_computes(
+def test_a_grid_on_a_ray_cluster_gives_the_same_results_as_on_this_machine(
     cluster: Any, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--{name}={value}" for name, value in {**TINY, "corpus": text, "threads": 1}.items() if name != "lr"]
@@ -219,7 +219,7 @@ def test_a_run_on_a_lost_ray_node_resumes_on_another(
 def test_successive_runs_share_a_process_unless_they_use_gpus(
     cluster: Any, gpus: int, text: Path, tmp_path: Path
 ) -> None:
-    node = cluster.add_node(num_cpus=1, num_gpus=1) if gpus else None  # Ray believes in this GPU
+    node = cluster.add_node(num_cpus=1, num_gpus=1) if gpus else None  # Ray does not check that this GPU exists
     engine = RayEngine(cluster.address, None, cpus=1, gpus=gpus)
     try:
         first, second = (processes_of_runs(engine, text, tmp_path / name) for name in ("first", "second"))
@@ -277,7 +277,7 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
     yield engine
     left = [holder(RunFolder(folder)) for folder in engine.running if RunFolder(folder).status == "running"]
     engine.close()
-    for pid in left:  # of a test that failed
+    for pid in left:  # left by a failed test
         os.kill(pid, signal.SIGKILL)
 
 
@@ -357,7 +357,7 @@ def test_a_machine_without_the_shared_disk_is_reported(tmp_path: Path) -> None:
     assert "all machines need the same disk" in message["error"]
 
 
-def test_what_slurm_is_asked_for() -> None:
+def test_job_parameters_for_slurm_follow_the_options() -> None:
     asked = job_parameters(cpus=8, gpus=2, partition="gpu", minutes=120)
     assert asked == {
         "job_name": "coupledqk",
@@ -418,7 +418,7 @@ def test_a_port_without_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         engine_ray.check_address(f"127.0.0.1:{port}")
 
 
-def test_what_ray_writes_while_it_connects_is_discarded(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_ray_while_connecting_is_discarded(capfd: pytest.CaptureFixture[str]) -> None:
     with engine_ray.silent_libraries():
         os.write(2, b"a warning from C++\n")
     os.write(2, b"an error\n")
@@ -462,7 +462,7 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--engine ray --jobs 0", nothing, "--jobs 0: expected 1 to 10,000"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_bad_arguments_give_one_line_errors(
     flags: str,
     missing: Callable[[pytest.MonkeyPatch], None],
     says: str,
@@ -480,7 +480,7 @@ def test_mistakes_are_one_line(
     assert not list(tmp_path.glob("lab/runs/*"))
 
 
-def test_compare_on_a_cluster_needs_to_know_how_many_runs_it_trains_at_a_time(tmp_path: Path) -> None:
+def test_compare_on_a_cluster_requires_the_number_of_simultaneous_runs(tmp_path: Path) -> None:
     from coupledqk.lab.compare import Comparison
 
     with pytest.raises(CoupledQKError, match="--engine ray: add --jobs"):

@@ -1,4 +1,4 @@
-"""Rounding through many layers: the fused dynamics are as exact as the reference in the same precision, gradients too."""
+"""Rounding in many layers: the fused dynamics and their gradients are as accurate as the reference in the same precision."""
 
 from contextlib import nullcontext
 
@@ -16,7 +16,7 @@ def loss_and_gradients(model, impl, tokens, targets, dtype=None):
     set_impl(model, impl)
     with torch.autocast("cpu", dtype) if dtype else nullcontext():
         loss = model(tokens, targets)
-    # step sizes left out: their gradients are sums of numbers of either sign, some of which happen to be near 0
+    # without step sizes: their gradients are sums of terms of either sign, and some are close to 0
     weights = [p for name, p in model.named_parameters() if not name.endswith("tau")]
     return [loss.detach(), *torch.autograd.grad(loss, weights)]
 
@@ -32,7 +32,7 @@ VARIANTS = [("hamiltonian", "learned"), ("hamiltonian", "rope"), ("semi_implicit
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("variant", "positions"), VARIANTS)
-def test_through_24_layers_as_exact_as_the_reference(variant, positions, dtype):
+def test_fused_dynamics_are_as_accurate_as_the_reference_through_24_layers(variant, positions, dtype):
     model = TransformerLM.from_preset("nano", variant, positions=positions, **DEEP)
     batch = random_tokens(2, 2, 17).unbind()
     truth = loss_and_gradients(model.double(), "reference", *batch)

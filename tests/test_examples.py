@@ -14,11 +14,11 @@ PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if "__main__" in path.r
 
 @pytest.mark.usefixtures("registries_restored", "own_cache")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_runs(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", [program.name, "--steps", "2"])
     runpy.run_path(str(program), run_name="__main__")
     lines = capsys.readouterr().out
-    assert len(re.findall(r"\d\.\d+", lines)) >= 2  # one for each attention
+    assert len(re.findall(r"\d\.\d+", lines)) >= 2  # one number for each attention
     assert "nan" not in lines
 
 
@@ -34,6 +34,6 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "bits per byte" in capsys.readouterr().out
 
 
-def test_every_program_is_listed() -> None:
+def test_every_example_is_listed_in_the_readme() -> None:
     listed = re.findall(r"\]\((\w+\.(?:py|ipynb))\)", (EXAMPLES / "README.md").read_text("utf-8"))
     assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))

@@ -84,7 +84,7 @@ command = "analyze {standard} --out {out}"
 
 
 @pytest.mark.parametrize(("name", "scale"), IN_SCALES)
-def test_every_experiment_says_what_it_would_train(name, scale, tmp_path, monkeypatch):
+def test_the_cost_summary_of_every_experiment_lists_its_runs(name, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(Speeds, "measure", lambda self, config: 150.0)
     plan = make_plan(load(name), scale, tmp_path)
     shown = cost_summary(plan)
@@ -102,7 +102,7 @@ def test_the_speed_of_a_run_is_taken_from_runs_with_the_same_scoring(monkeypatch
     assert speeds.measure(cells["diff"]) > 100 * speeds.measure(cells["standard"])
 
 
-def test_only_a_language_model_is_charged_for_its_vocabulary():
+def test_the_vocabulary_affects_the_cost_of_language_models_only():
     for name, charged in (("ablation", True), ("pretrained", False)):
         config = make_plan(load(name), "mini").cells[0].config
         larger = change(config, {"vocab_size": 2 * config.model.vocab_size})
@@ -122,7 +122,7 @@ def test_one_primary_claim_is_declared(name, scale):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_published_numbers_are_the_papers(name):
+def test_published_numbers_equal_the_papers(name):
     experiment = load(name)
     published = experiment.published or experiment.scales["paper"].published
     unit = 100 if name == "glue" else 1
@@ -131,7 +131,7 @@ def test_published_numbers_are_the_papers(name):
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_numbers_are_published_only_where_the_paper_has_some(name):
+def test_only_experiments_of_the_paper_have_published_numbers(name):
     published = any(scale.published for scale in load(name).scales.values())
     assert published == (name in TABLES)
 
@@ -157,7 +157,7 @@ def test_claimed_effects_follow_from_the_published_numbers(name, scale):
         assert claim.paper_effect == pytest.approx(expected, abs=1.1e-4), claim.text
 
 
-def test_grids_expand_as_the_paper_says():
+def test_grids_expand_as_described_in_the_paper():
     ablation = make_plan(load("ablation"), "paper")
     assert ablation.labels == ["standard", "gqa", "diff", "mlp_only", "euler", "hamiltonian"]
     assert [sum(cell.label == label for cell in ablation.cells) for label in ablation.labels] == [3, 3, 3, 10, 3, 3]
@@ -173,7 +173,7 @@ def test_grids_expand_as_the_paper_says():
     assert {cell.config.task.tokenizer for cell in corpora} == {"bpe:1024@openwebtext"}  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_compiled_runs_are_the_same_runs():
+def test_compiling_does_not_change_the_names_of_runs():
     eager, compiled = (make_plan(load("adapt"), "mini", compiled=flag) for flag in (False, True))
     assert [cell.name for cell in eager.cells] == [cell.name for cell in compiled.cells]
     assert {cell.config.runtime.compile for cell in with_needed(compiled.cells)} == {True}
@@ -183,7 +183,7 @@ def test_compiled_runs_are_the_same_runs():
 
 
 @pytest.mark.parametrize("name", ["convergence-60m", "tokens-to-reach"])
-def test_a_cell_that_two_experiments_have_in_common_is_one_run(name):
+def test_a_cell_shared_by_two_experiments_is_one_run(name):
     ablation = {cell.name for cell in make_plan(load("ablation"), "mini").cells}
     assert {cell.name for cell in make_plan(load(name), "mini").cells} <= ablation
 
@@ -198,7 +198,7 @@ def test_glue_starts_from_the_pretraining_of_the_same_seed_and_variant(scale, tm
         assert cell.config.init_from == str(tmp_path / "runs" / cell.needs.name)
 
 
-def test_where_the_data_lie_is_no_part_of_a_cell(tmp_path):
+def test_the_data_folder_is_not_part_of_the_identity_of_a_cell(tmp_path):
     (tmp_path / "glue").mkdir()
     here = make_plan(load("glue"), "mini", data_dir=tmp_path).cells
     there = make_plan(load("glue"), "mini").cells
@@ -207,7 +207,7 @@ def test_where_the_data_lie_is_no_part_of_a_cell(tmp_path):
 
 
 @pytest.mark.parametrize("name", MEASURING)
-def test_what_measures_is_a_command_on_rows_that_are_trained(name):
+def test_commands_of_measuring_experiments_exist_and_refer_to_trained_rows(name):
     experiment = load(name)
     for scale, command in experiment.commands.items():
         labels = make_plan(load(experiment.of), scale).labels if experiment.of else []
@@ -227,12 +227,12 @@ def test_what_measures_is_a_command_on_rows_that_are_trained(name):
         ('of = "ablation"' + COMMAND.replace("{standard}", "{standard"), "'{standard' is malformed"),
     ],
 )
-def test_a_mistake_in_a_command_is_named(text, message, tmp_path):
+def test_an_error_in_a_command_is_reported(text, message, tmp_path):
     with pytest.raises(CoupledQKError, match=message):
         measurements(parse("mine", text, "mine.toml"), "mini", tmp_path)
 
 
-def test_a_base_configuration_is_what_the_cells_share():
+def test_the_base_configuration_is_shared_by_all_cells():
     plan = make_plan(load("corpus"), "mini")
     base = base_config(plan.scale)
     assert all(cell.config.train == base.train for cell in plan.cells)
@@ -272,12 +272,12 @@ def test_a_base_configuration_is_what_the_cells_share():
         (SMALL + 2 * LADDER, r"ladders.name=\['here', 'here'\]: expected a different name for each ladder"),
     ],
 )
-def test_a_mistake_in_an_experiment_is_named_with_its_place(text, message):
+def test_an_error_in_an_experiment_is_reported_with_its_location(text, message):
     with pytest.raises(CoupledQKError, match=message):
         make_plan(parse("small", text, "small.toml"), "mini")
 
 
-def test_an_unknown_experiment_is_suggested(capsys):
+def test_the_correct_name_is_suggested_for_a_misspelled_experiment(capsys):
     with pytest.raises(SystemExit):
         main(["reproduce", "ablatoin"])
     assert "did you mean 'ablation'?" in capsys.readouterr().err
@@ -286,7 +286,7 @@ def test_an_unknown_experiment_is_suggested(capsys):
     assert "--list" in capsys.readouterr().err
 
 
-def test_all_are_those_that_have_the_scale_and_a_users_file_is_not_forgotten(tmp_path, capsys):
+def test_all_selects_experiments_with_the_scale_in_addition_to_given_files(tmp_path, capsys):
     mine = tmp_path / "mine.toml"
     mine.write_text(SMALL.replace('"t"', '"My own"'))
     main(["reproduce", "all", str(mine), "--status", "--out", str(tmp_path)])
@@ -299,7 +299,7 @@ def test_all_are_those_that_have_the_scale_and_a_users_file_is_not_forgotten(tmp
     assert load("recipe-search").title not in said
 
 
-def test_experiments_of_one_name_do_not_overwrite_the_outcomes_of_one_another(tmp_path, capsys):
+def test_experiments_of_the_same_name_do_not_overwrite_each_others_outcomes(tmp_path, capsys):
     for folder, text in {"a": SMALL, "b": SMALL + CLAIM}.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.toml").write_text(text)

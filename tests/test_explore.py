@@ -58,12 +58,12 @@ def stored_weights(run: dict[str, Any], n_tokens: int) -> Tensor:
 
 
 @given(st.floats(-2, 2))
-def test_a_weight_comes_back_to_within_its_root_over_the_unit(weight: float) -> None:
+def test_the_rounding_error_of_stored_weights_is_bounded(weight: float) -> None:
     code = float(weight_codes(torch.tensor(weight, dtype=torch.float64))) / UNIT
     assert abs(code * abs(code) - weight) <= math.sqrt(abs(weight)) / UNIT + 1 / UNIT**2
 
 
-def test_packed_numbers_come_back_and_take_little_room() -> None:
+def test_packed_numbers_round_trip_and_are_compact() -> None:
     scores = torch.randn(64, 256, 256).masked_fill(~torch.ones(256, 256, dtype=torch.bool).tril(), -math.inf)
     codes = weight_codes((2 * scores).softmax(-1))
     text = pack(codes)
@@ -72,7 +72,7 @@ def test_packed_numbers_come_back_and_take_little_room() -> None:
 
 
 @pytest.mark.parametrize("variant", ["standard", "gqa", "diff", "euler", "hamiltonian_diff", "affine"])
-def test_the_maps_of_every_step_are_the_models_to_the_stored_precision(variant: str) -> None:
+def test_the_maps_of_every_step_equal_the_models_to_the_stored_precision(variant: str) -> None:
     subject = reader(variant)
     exact = torch.stack([layer.patterns()[:, 0] for layer in layers(subject)], dim=1)
     [run] = make_bundle([subject], TEXT)["runs"]
@@ -83,7 +83,7 @@ def test_the_maps_of_every_step_are_the_models_to_the_stored_precision(variant: 
     assert run["signed"] == bool((exact < 0).any())
 
 
-def test_the_steps_in_between_are_left_out_of_a_page_that_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intermediate_steps_are_left_out_of_a_page_that_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = reader("euler")
     monkeypatch.setattr(bundles, "MOST_WEIGHTS", 1000)
     [run] = make_bundle([subject], TEXT)["runs"]
@@ -91,7 +91,7 @@ def test_the_steps_in_between_are_left_out_of_a_page_that_would_be_too_large(mon
     torch.testing.assert_close(stored_weights(run, len(TEXT))[1], patterns(subject), atol=1e-3, rtol=0)
 
 
-def test_what_coupling_changes_is_what_the_analysis_measures() -> None:
+def test_the_change_by_coupling_equals_that_of_the_analysis() -> None:
     subject = reader("hamiltonian_gqa")
     [run] = make_bundle([subject], TEXT)["runs"]
     measured = torch.stack([attention_moved(layer)[0] for layer in layers(subject)])
@@ -100,7 +100,7 @@ def test_what_coupling_changes_is_what_the_analysis_measures() -> None:
     assert run["step_size"] == [[pytest.approx(row[0].item(), abs=1e-4)] * 4 for row in dt], "4 heads share a key head"
 
 
-def test_a_run_without_dynamics_has_nothing_that_moves() -> None:
+def test_a_run_without_dynamics_has_no_motion() -> None:
     [run] = make_bundle([reader()], TEXT)["runs"]
     assert run["changed"] is run["motion"] is run["step_size"] is None
     assert [stop["kind"] for stop in run["tour"]] == ["previous", "induction", "sink"]
@@ -120,7 +120,7 @@ def test_paths_start_at_the_projected_and_end_at_the_evolved_q_and_k() -> None:
 
 
 @pytest.mark.parametrize("variant", ["euler", "hamiltonian", "euler_diff", "hamiltonian_gqa", "mlp_only", "affine"])
-def test_no_plane_through_two_states_keeps_more_than_the_chosen_one(variant: str) -> None:
+def test_no_plane_through_two_states_preserves_more_than_the_chosen_one(variant: str) -> None:
     [layer, *_] = layers(reader(variant))
     q, k = states_of(layer)
     points, held = plane_paths(q, k)
@@ -132,7 +132,7 @@ def test_no_plane_through_two_states_keeps_more_than_the_chosen_one(variant: str
         assert ((true @ basis).square().sum((2, 3)) <= held * true.square().sum((2, 3)) * (1 + 1e-9)).all()
 
 
-def test_q_starts_to_the_right_and_k_above() -> None:
+def test_paths_of_q_start_on_the_right_and_paths_of_k_above() -> None:
     points, _ = plane_paths(*states_of(layers(reader("hamiltonian"))[1]))
     q_x, q_y, _, k_y = points[:, :, 0].unbind(-1)
     assert (q_x > 0).all()
@@ -140,7 +140,7 @@ def test_q_starts_to_the_right_and_k_above() -> None:
     assert (k_y >= 0).all()
 
 
-def test_the_stored_motion_is_that_of_every_layer_and_sub_head() -> None:
+def test_the_stored_motion_equals_that_of_every_layer_and_sub_head() -> None:
     subject = reader("euler_diff")
     [run] = make_bundle([subject], TEXT)["runs"]
     motion, scale = run["motion"], torch.tensor(run["motion"]["scale"], dtype=torch.float64)
@@ -156,14 +156,14 @@ def test_the_stored_motion_is_that_of_every_layer_and_sub_head() -> None:
         assert ((numbers[i] - exact).abs() <= torch.tensor(UNITS, dtype=torch.float64)).all()
 
 
-def test_the_numbers_of_the_last_step_are_those_of_the_analysis() -> None:
+def test_the_numbers_of_the_last_step_equal_those_of_the_analysis() -> None:
     [layer, *_] = layers(reader("hamiltonian"))
     last = dict(zip(NUMBERS, motion_numbers(*states_of(layer))[:, :, -1].unbind(-1), strict=True))
     torch.testing.assert_close(last["q_moved"].mean(1), q_moved(layer)[0])
     torch.testing.assert_close(last["k_turned"].mean(1), k_turned(layer)[0])
 
 
-def test_the_effects_are_those_of_interventions_on_this_text() -> None:
+def test_the_effects_equal_those_of_interventions_on_this_text() -> None:
     subject = reader("hamiltonian")
     [effects] = make_effects([subject], TEXT)
     assert effects is not None
@@ -175,11 +175,11 @@ def test_the_effects_are_those_of_interventions_on_this_text() -> None:
 
 
 def one_hot_rows(keys: list[int]) -> Tensor:
-    """A map in which query t looks at keys[t] only."""
+    """A map in which query t attends to keys[t] only."""
     return torch.eye(len(keys))[keys]
 
 
-def test_the_tour_finds_the_heads_that_were_planted() -> None:
+def test_the_tour_finds_heads_with_known_patterns() -> None:
     tokens = [5, 6, 7, 5, 6, 7, 5]
     itself = one_hot_rows(list(range(7)))
     previous = one_hot_rows([0, 0, 1, 2, 3, 4, 5])
@@ -198,25 +198,25 @@ def test_the_tour_finds_the_heads_that_were_planted() -> None:
     assert stops["previous"].even == pytest.approx(sum(1 / (t + 1) for t in range(1, 7)) / 6)
 
 
-def test_a_stop_states_the_share_of_the_head_before_coupling() -> None:
+def test_a_tour_stop_states_the_share_of_the_head_before_coupling() -> None:
     previous, sink = one_hot_rows([0, 0, 1, 2]), one_hot_rows([0, 0, 0, 0])
     [stop, *_] = find_stops(torch.stack([sink, previous])[:, None, None], [1, 2, 3, 4])
     assert (stop.kind, stop.share, stop.before) == ("previous", 1, pytest.approx(1 / 3))
 
 
-def test_stops_that_a_text_cannot_show_are_left_out() -> None:
+def test_tour_stops_that_a_text_cannot_show_are_left_out() -> None:
     maps = torch.eye(1).expand(2, 1, 1, 1, 1)
     assert [stop.kind for stop in find_stops(maps, [3])] == ["changed"]
     assert [stop.kind for stop in find_stops(torch.eye(3)[None, None, None], [1, 2, 3])] == ["previous", "sink"]
 
 
-def test_a_long_text_is_cut_when_asked() -> None:
+def test_a_long_text_is_truncated_on_request() -> None:
     bundle = make_bundle([reader(n_positions=8)], TEXT, cut=True)
     assert bundle["tokens"] == list(TEXT[:8])
     assert bundle["cut_from"] == len(TEXT)
 
 
-def test_bytes_that_are_no_text_by_themselves_are_written_out() -> None:
+def test_bytes_that_are_not_text_by_themselves_are_escaped() -> None:
     assert make_bundle([reader()], "é\ud800")["tokens"] == ["\\xc3", "\\xa9", "?"]
 
 
@@ -229,13 +229,13 @@ def test_a_text_that_cannot_be_shown_is_refused() -> None:
         make_bundle([reader(positions="rope")], "x" * (MOST_TOKENS + 1))
 
 
-def test_runs_that_split_the_text_differently_are_not_laid_side_by_side() -> None:
+def test_runs_that_tokenize_the_text_differently_are_not_shown_side_by_side() -> None:
     pairs = Reader("pairs", "standard", "best", tiny_model(vocab_size=300), train_bpe("bpe:260", [TEXT * 9]))
     with pytest.raises(CoupledQKError, match=r"different tokens \(standard: 19 by bytes, pairs: \d+ by bpe:260\)"):
         make_bundle([reader(), pairs], TEXT)
 
 
-def test_attention_that_is_not_finite_is_no_map() -> None:
+def test_attention_that_is_not_finite_is_refused() -> None:
     broken = reader()
     torch.nn.init.constant_(broken.model.embed.weight, math.nan)
     with pytest.raises(CoupledQKError, match="not finite"):
@@ -282,7 +282,7 @@ def test_a_page_does_not_replace_a_folder(run_folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_the_command_serves_and_warns_when_others_can_come(
+def test_the_command_serves_and_warns_if_other_machines_can_connect(
     host: str, warned: bool, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(server: Server) -> None:

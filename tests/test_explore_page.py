@@ -44,7 +44,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 def cell(n: int, query: int, key: int, browser: Browser) -> tuple[float, float]:
-    """Where on the canvas a weight is, as fractions of its width and height; tokens stand to the left and above."""
+    """Where on the canvas a weight is, as fractions of its width and height; the tokens are on the left and at the top."""
     width, margin = browser.evaluate("[shown[0].heat.width, shown[0].heat.margin]")
     return tuple((margin + (i + 0.5) * (width - margin) / n) / width for i in (key, query))
 
@@ -145,7 +145,7 @@ def test_the_maps_follow_the_slider_step_by_step(page) -> None:
     assert texts(browser, "#maps .numbers") == [f"{100 * change:.1f}% of the attention differs"]
 
 
-def test_words_say_how_far_query_and_key_of_the_token_move(page) -> None:
+def test_the_text_states_how_far_query_and_key_of_the_token_move(page) -> None:
     subject = reader("hamiltonian_diff")
     browser = page(subject)
     go_to(browser, 1, 2)
@@ -169,7 +169,7 @@ def test_words_say_how_far_query_and_key_of_the_token_move(page) -> None:
     assert f"{100 * held[2, token]:.1f}% of their squared length" in texts(browser, "#paths .words .note")[0]
 
 
-def test_a_motion_beyond_the_stored_numbers_is_not_shown_as_their_limit(page) -> None:
+def test_a_motion_beyond_the_stored_range_is_shown_as_more_than_its_limit(page) -> None:
     subject = reader("drift", n_layers=1)
     subject.model.blocks[0].attn.dynamics.tau.data.fill_(6.0)
     browser = page(subject)
@@ -197,7 +197,7 @@ def test_the_tour_has_four_stops(page) -> None:
     assert "Drag the slider" in words
 
 
-def test_a_stop_that_is_not_there_says_why(page) -> None:
+def test_the_reason_for_a_missing_tour_stop_is_shown(page) -> None:
     browser = page(reader("standard"), text="abc")
     browser.click("#stops button:nth-of-type(2)")
     assert "No token of this text occurs twice" in texts(browser, "#stop")[0]
@@ -248,7 +248,7 @@ def test_a_standard_and_a_coupled_run_are_shown_side_by_side(page) -> None:
     assert len(texts(browser, "#effects table")) == 2
 
 
-def test_runs_of_different_shape_show_what_they_have(page) -> None:
+def test_a_layer_that_only_one_run_has_is_shown_for_that_run(page) -> None:
     browser = page(reader(name="deep", n_layers=3), reader(name="shallow", n_layers=1))
     browser.press("ArrowUp")
     assert browser.evaluate("document.querySelectorAll('#maps canvas').length") == 1
@@ -258,7 +258,7 @@ def test_runs_of_different_shape_show_what_they_have(page) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 360, 700, 1400])
-def test_nothing_sticks_out_sideways(width: int, page) -> None:
+def test_the_page_fits_the_window_width(width: int, page) -> None:
     browser = page(reader("euler"), reader("euler_diff"))
     for key in "", "a", "v", "v", "t":
         if key:
@@ -276,7 +276,7 @@ def test_text_has_enough_contrast(scheme: str, page) -> None:
     browser.assert_legible(scheme, "p, .note, td, th, figcaption, summary, output, label, .tokens bdi")
 
 
-def test_hostile_text_stays_text(page) -> None:
+def test_hostile_text_is_shown_as_plain_text(page) -> None:
     browser = page(reader(n_positions=256), text=HOSTILE)
     shown = browser.evaluate("[...document.querySelectorAll('#tokens bdi')].map(e => e.textContent)")
     assert "".join(shown[:9]) == "</script>"
@@ -288,7 +288,7 @@ def test_hostile_text_stays_text(page) -> None:
     assert all(token.isprintable() for token in texts(browser, ".name"))
 
 
-def test_the_chosen_token_is_kept_in_sight(page) -> None:
+def test_the_chosen_token_is_kept_in_view(page) -> None:
     browser = page(reader(n_positions=256), text="line\n" * 50, width=360)
     inside = """(() => {
         const [box, token] = ["#tokens", "#tokens .query"].map(name => document.querySelector(name).getBoundingClientRect());
@@ -299,13 +299,13 @@ def test_the_chosen_token_is_kept_in_sight(page) -> None:
     assert browser.evaluate(inside)
 
 
-def test_a_single_token_is_a_map_too(page) -> None:
+def test_a_text_of_a_single_token_is_shown(page) -> None:
     browser = page(reader("standard", n_positions=1), text="x")
     assert texts(browser, ".bar") == ["x\n0\n100.0%"]
     assert "no next token to predict" in texts(browser, "#effects")[0]
 
 
-def test_a_text_is_read_while_it_is_typed_and_a_bad_one_leaves_the_maps(browser: Browser) -> None:
+def test_maps_are_updated_while_typing_and_kept_if_the_text_is_invalid(browser: Browser) -> None:
     with Server([reader("euler", n_positions=64)], TEXT, port=0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         check_live_page(server, browser)
@@ -330,7 +330,7 @@ def check_live_page(server: Server, browser: Browser) -> None:
 
 
 def write(browser: Browser, text: str) -> None:
-    """Into the text field, key by key."""
+    """Types a text into the text field, key by key."""
     browser.evaluate("document.querySelector('#text').value = ''; document.querySelector('#text').focus()")
     for character in text:
         browser.call("Input.insertText", text=character)

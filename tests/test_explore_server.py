@@ -57,7 +57,7 @@ def test_the_server_answers_each_sentence_with_its_own_bundle(server: Server) ->
         (None, "expected"),
     ],
 )
-def test_a_text_that_cannot_be_read_is_answered_by_a_line(text: Any, says: str, server: Server) -> None:
+def test_an_invalid_text_gives_a_one_line_error(text: Any, says: str, server: Server) -> None:
     status, answer = post(server, text)
     assert status == 400
     assert says in answer["error"]
@@ -82,7 +82,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "headers", "status", "says"), REFUSED)
-def test_a_strange_request_is_refused_in_words(
+def test_an_invalid_request_is_refused_with_a_message(
     method: str, path: str, body: bytes, headers: dict[str, str], status: int, says: str, server: Server
 ) -> None:
     answered, answer = ask(server, method, path, body, **headers)

@@ -67,7 +67,7 @@ def causal_maps(signed: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_heat_maps_show_the_maps_on_one_scale_without_the_future(signed):
+def test_heat_maps_share_one_scale_and_mask_future_tokens(signed):
     maps = causal_maps(signed)
     *panels, _ = attention_figure(maps, [0, 7], [0, 1, 3]).axes
     assert [axes.get_title(loc="left") for axes in panels[::4]] == ["layer 0, head 0", "layer 7, head 1"]
@@ -80,12 +80,12 @@ def test_heat_maps_show_the_maps_on_one_scale_without_the_future(signed):
     assert {image.get_cmap().name for image in images} == {"PuOr_r" if signed else "viridis"}
 
 
-def test_an_encoders_map_is_shown_whole():
+def test_the_full_map_of_an_encoder_is_shown():
     panel, _ = attention_figure(torch.full((1, 1, 4, 4), 0.25), [0], [0]).axes
     assert not np.ma.getmaskarray(panel.images[0].get_array()).any()
 
 
-def test_the_papers_maps_or_what_the_model_has():
+def test_the_papers_maps_are_drawn_if_the_model_has_them():
     assert drawn_maps(preset("small")) == ([0, 4, 7], [0, 1, 2, 3])
     assert drawn_maps(preset("nano", n_layers=1, n_heads=2)) == ([0], [0, 1])
     assert drawn_maps(preset("small"), layers=[7, 2], heads=[5]) == ([7, 2], [5])
@@ -105,7 +105,7 @@ def test_convergence_draws_training_and_validation_perplexity(runs):
         assert value == pytest.approx(math.exp(9 - step / 100), rel=0.02)
 
 
-def test_convergence_is_cropped_as_asked(runs):
+def test_convergence_can_be_cropped(runs):
     train, valid = convergence_figure(runs, from_step=150, max_perplexity=50).axes
     assert min(lines(valid)["euler"][0]) == 200
     assert min(lines(train)["euler"][0]) >= 150
@@ -122,7 +122,7 @@ def test_runs_differ_in_more_than_colour():
     assert len(set(COLOURS)) == len(set(MARKERS)) == len(set(HATCHES)) == len(DASHES) == 8
 
 
-def test_saving_writes_three_formats_and_the_same_bytes_again(tmp_path):
+def test_saving_writes_three_formats_reproducibly(tmp_path):
     figure = entropy_figure(PROFILES)
     written = save(figure, tmp_path / "new" / "entropy")
     assert [path.name for path in written] == ["entropy.svg", "entropy.pdf", "entropy.png"]

@@ -65,7 +65,7 @@ def test_a_full_disk_is_reported_with_path_and_space_and_damages_nothing(path):
     assert os.listdir(path.parent) == ["file"]
 
 
-def test_a_killed_writer_leaves_one_of_the_contents_whole(path):
+def test_a_killed_writer_leaves_either_the_old_or_the_new_content(path):
     contents = [letter * 1_000_000 for letter in "ab"]
     code = f"""
 from coupledqk.files import write_atomic
@@ -83,7 +83,7 @@ while True:
         assert path.read_text() in contents
 
 
-def test_a_folder_appears_whole_or_not_at_all(path):
+def test_a_folder_is_created_completely_or_not_at_all(path):
     def write(parts: int) -> None:
         with atomic_path(path) as temporary:
             (temporary / "nested").mkdir(parents=True)
@@ -100,7 +100,7 @@ def test_a_folder_appears_whole_or_not_at_all(path):
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile", "at the last moment"])
-def test_a_folder_that_another_process_made_stays(path, when, monkeypatch):
+def test_a_folder_that_another_process_created_is_kept(path, when, monkeypatch):
     def other() -> None:
         path.mkdir(parents=True, exist_ok=True)
         (path / "theirs").write_text("first")
@@ -122,7 +122,7 @@ def test_a_folder_that_another_process_made_stays(path, when, monkeypatch):
     assert os.listdir(path.parent) == ["file"]
 
 
-def test_the_checksum_is_the_usual_one(path):
+def test_the_checksum_equals_that_of_hashlib(path):
     write_atomic(path, b"abc" * 100_000)
     assert sha256(path) == hashlib.sha256(b"abc" * 100_000).hexdigest()
 
@@ -149,9 +149,7 @@ def code(number: int) -> Callable[..., None]:
     ],
 )
 @pytest.mark.parametrize("operation", ["replace", "fsync"])
-def test_errors_of_the_system_are_reported_in_one_line_and_the_old_content_stays(
-    path, monkeypatch, operation, number, says
-):
+def test_system_errors_are_reported_in_one_line_and_the_old_content_is_kept(path, monkeypatch, operation, number, says):
     write_atomic(path, "old")
     with monkeypatch.context() as patch:
         patch.setattr(os, operation, code(number))
@@ -219,7 +217,7 @@ def test_toml_of_any_kind_is_read_or_refused_in_one_line(tmp_path, text):
         read_toml(tmp_path / "data.toml")
 
 
-def test_temporaries_of_dead_writers_are_removed_and_those_of_living_ones_stay(path):
+def test_temporary_files_of_dead_processes_are_removed_and_those_of_others_kept(path):
     begin = f"""
 import os
 from pathlib import Path
@@ -235,16 +233,16 @@ os._exit(9)
     subprocess.run([sys.executable, "-c", begin + leave], check=False)
     ours = temporary_name(path)
     ours.write_text("still being written")
-    elsewhere = path.parent / ".file.00000000-1-00000000.tmp"  # of another machine
+    elsewhere = path.parent / ".file.00000000-1-00000000.tmp"  # written on another machine
     elsewhere.write_text("still being written")
     assert len(os.listdir(path.parent)) == 4
     write_atomic(path, "whole")
-    assert len(os.listdir(path.parent)) == 4  # the temporary of this file has gone
+    assert len(os.listdir(path.parent)) == 4  # the temporary file of the dead process was removed
     remove_leftovers(path.parent)
     assert sorted(os.listdir(path.parent)) == sorted([ours.name, elsewhere.name, "file"])
 
 
-def test_a_folder_is_replaced_and_never_absent(path, monkeypatch):
+def test_replacing_a_folder_never_leaves_it_missing(path, monkeypatch):
     def write(content: str) -> None:
         with atomic_path(path, replace=True) as temporary:
             temporary.mkdir()

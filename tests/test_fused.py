@@ -29,7 +29,7 @@ def random_inputs(B, T, d, group_size, dtype=torch.float64):
     qkv = double_randn(B, T, (group_size + 2) * KEY_HEADS * d)
     dt = 0.1 + 0.2 * torch.rand(KEY_HEADS, dtype=torch.float64)
     w1, w2 = double_randn(2, d, d) / d**0.5
-    # step sizes are as precise as the sums
+    # step sizes have the precision of the accumulation
     return [qkv.to(dtype), dt.to(torch.promote_types(dtype, torch.float32)), w1.to(dtype), w2.to(dtype)]
 
 
@@ -59,7 +59,7 @@ LITTLE = 8 * torch.finfo(torch.float32).eps
 
 
 def assert_as_exact_as_the_reference(impl, inputs, n_steps, method, little=LITTLE, context=nullcontext):
-    """The error against float64 is at most the reference's own, in the same precision, plus a little."""
+    """The error against float64 is at most that of the reference in the same precision, plus a small tolerance."""
     truth = values_and_gradients("reference", [x.double() for x in inputs], n_steps, method)
     with context():
         reference = values_and_gradients("reference", inputs, n_steps, method)
@@ -67,7 +67,7 @@ def assert_as_exact_as_the_reference(impl, inputs, n_steps, method, little=LITTL
     names = ("q", "k", "gradient of qkv", "gradient of dt", "gradient of w1", "gradient of w2")
     for name, x, y, z in zip(names, ours, reference, truth, strict=True):
         assert x.dtype == y.dtype
-        # the gradient of dt is a sum of numbers of either sign, which may happen to be near 0
+        # the gradient of dt is a sum of terms of either sign, and may be close to 0
         size = max(z.norm(), truth[0].numel() ** 0.5) if name == "gradient of dt" else z.norm()
         error, allowed = (float((a.double() - z).norm() / size) for a in (x, y))
         assert error <= 1.1 * allowed + little, name
@@ -79,14 +79,14 @@ def assert_as_exact_as_the_reference(impl, inputs, n_steps, method, little=LITTL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", FAST_METHODS)
 @pytest.mark.usefixtures("poisoned_memory")
-def test_as_exact_as_the_reference(method, dtype, shape, group_size, n_steps, monkeypatch):
+def test_fused_dynamics_are_as_accurate_as_the_reference(method, dtype, shape, group_size, n_steps, monkeypatch):
     monkeypatch.setattr(fused, "CHUNK", 4000)  # several chunks, the last one shorter
     assert_as_exact_as_the_reference("fused", random_inputs(*shape, group_size, dtype), n_steps, method)
 
 
 @pytest.mark.parametrize("group_size", [1, 3])
 @pytest.mark.parametrize("method", FAST_METHODS)
-def test_gradients_by_finite_differences(method, group_size):
+def test_gradients_agree_with_finite_differences(method, group_size):
     qkv, dt, w1, w2 = (x.requires_grad_() for x in random_inputs(2, 2, 3, group_size))
     torch.autograd.gradcheck(
         lambda qkv, dt, w1, w2: fused_dynamics(*heads(qkv, 3), dt, w1, w2, *NO_ROPE, 3, method), (qkv, dt, w1, w2)
@@ -103,7 +103,7 @@ STEP_SIZES = {
 
 @pytest.mark.parametrize("dt", STEP_SIZES.values(), ids=STEP_SIZES)
 @pytest.mark.parametrize("layout", ["BTHD", "BHTD"])
-def test_any_layout_and_any_kind_of_step_size(layout, dt):
+def test_every_layout_and_kind_of_step_size_agrees_with_the_reference(layout, dt):
     inputs = [*double_randn(2, 2, 3, 3, 5), torch.as_tensor(dt)]
     results = []
     for impl in ("reference", "fused"):
@@ -156,14 +156,14 @@ def test_coupling_keeps_as_much_memory_as_standard_attention(qk_norm, rope):
     )
     assert coupled <= 1.01 * standard
     if not qk_norm:
-        # q, k, v, what attention returns, and its sum for each query; with RoPE not the vectors before the rotation
+        # q, k, v, the output of attention and its log-sum-exp for each query, but no vectors before the rotation by RoPE
         angles = 0 if rope is None else 4 * (rope.cos.numel() + rope.sin.numel())
         assert standard == 4 * (4 * x.numel() + x.numel() // 32) + angles
 
 
 @pytest.mark.parametrize("variant", ["hamiltonian", "semi_implicit", "euler", "hamiltonian_gqa", "hamiltonian_diff"])
 @pytest.mark.parametrize("positions", [torch.arange(90, 97), torch.arange(14).view(2, 7)], ids=["shared", "per row"])
-def test_with_rope_the_operator_is_the_dynamics_and_then_the_rotation(variant, positions):
+def test_the_operator_with_rope_equals_the_dynamics_followed_by_the_rotation(variant, positions):
     torch.manual_seed(0)
     x = double_randn(2, 7, 32)
     results = []
@@ -180,7 +180,7 @@ def test_with_rope_the_operator_is_the_dynamics_and_then_the_rotation(variant, p
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_does_not_reach_inside(dtype):
+def test_autocast_does_not_affect_the_operator(dtype):
     inputs = random_inputs(1, 9, 8, 2, torch.float32)
     outside = values_and_gradients("fused", inputs, 3, "leapfrog")
     with torch.autocast("cpu", dtype):
@@ -189,7 +189,7 @@ def test_autocast_does_not_reach_inside(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_under_autocast_as_exact_as_the_reference(dtype):
+def test_fused_dynamics_under_autocast_are_as_accurate_as_the_reference(dtype):
     """The projection leaves autocast in half precision; the force's weights are kept in float32."""
     qkv, dt, w1, w2 = random_inputs(1, 33, 16, 2, torch.float32)
     assert_as_exact_as_the_reference(
@@ -197,7 +197,7 @@ def test_under_autocast_as_exact_as_the_reference(dtype):
     )
 
 
-def test_the_operators_are_well_formed():
+def test_the_operators_pass_opcheck():
     qkv, *others = random_inputs(2, 3, 4, 2)
     q, k = heads(qkv, 4)
     torch.library.opcheck(fused_dynamics, (q.requires_grad_(), k, *others, *NO_ROPE, 2, "leapfrog"))
@@ -207,7 +207,7 @@ def test_the_operators_are_well_formed():
     )
 
 
-def test_compiles_to_one_graph():
+def test_fused_dynamics_compile_to_one_graph():
     torch.compiler.reset()
     q, k, dt = double_randn(1, 7, 4, 4), double_randn(1, 7, 2, 4), torch.rand(2, dtype=torch.float64)
     inputs, force = [x.requires_grad_() for x in (q, k, dt)], mlp_force(4).requires_grad_()
@@ -239,7 +239,7 @@ def losses_of_training(impl, variant):
 
 
 @pytest.mark.parametrize("variant", ["euler", "hamiltonian", "hamiltonian_gqa"])
-def test_a_training_run_is_the_same(variant):
+def test_training_losses_equal_those_of_the_reference(variant):
     fused, reference = losses_of_training("fused", variant), losses_of_training("reference", variant)
     assert fused == pytest.approx(reference, rel=1e-4)
     assert fused[-1] < 0.9 * fused[0]
@@ -258,7 +258,7 @@ def test_gradient_checkpointing_changes_no_bit():
     assert all(map(torch.equal, gradients(model, tokens), plain))
 
 
-def test_data_parallel_training_sees_every_gradient(tmp_path):
+def test_data_parallel_training_gives_the_same_gradients(tmp_path):
     model, tokens = with_impl(tiny_model("hamiltonian"), "fused"), random_tokens(2, 9)
     alone = gradients(model, tokens)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
@@ -301,7 +301,7 @@ def test_unsupported_cases_of_fused_raise_an_error_and_auto_uses_the_reference(m
 SIZES = [(WORTH_FUSING, "cpu"), (WORTH_FUSING - 1, "cpu"), (WORTH_FUSING, "meta")]
 
 
-def test_auto_fuses_what_was_timed_to_be_faster():
+def test_auto_chooses_the_implementation_by_size_and_device():
     force = mlp_force(4)
     many, few, elsewhere = (torch.empty(n, device=d) for n, d in SIZES)
     assert choose("auto", many, many, 0.1, force, "leapfrog") == "fused"
@@ -317,7 +317,7 @@ def test_auto_fuses_what_was_timed_to_be_faster():
 @pytest.mark.parametrize("group_size", [1, 3])
 @pytest.mark.parametrize("method", FAST_METHODS)
 @torch.no_grad()
-def test_few_tokens_have_a_short_way_to_the_same_values(method, group_size, layout):
+def test_the_implementation_for_few_tokens_equals_the_reference(method, group_size, layout):
     qkv, dt, w1, w2 = random_inputs(2, 3, 20, group_size, torch.float32)
     q, k = heads(qkv, 20) if layout == "BTHD" else (x.transpose(1, 2) for x in heads(qkv, 20))
     force = MLPForce(20)
@@ -349,7 +349,7 @@ def test_unsupported_cases_of_few_tokens_raise_an_error_and_auto_uses_the_refere
         refuses("q in torch.float16", x.half())
 
 
-def test_unknown_impl():
+def test_an_unknown_impl_is_refused():
     q, k = double_randn(2, 1, 3, 2, 4)
     with pytest.raises(CoupledQKError, match="unknown impl 'fuse': did you mean 'fused'"):
         evolve(q, k, 0.1, mlp_force(4), impl="fuse")
@@ -396,7 +396,7 @@ def test_forward_mode_differentiation_of_the_operator_is_refused_in_one_line():
         evolve(forward_ad.make_dual(q, q), k, 0.1, mlp_force(4), impl="fused")
 
 
-def test_a_module_runs_backwards_whatever_its_impl():
+def test_the_inverse_of_a_fused_module_restores_its_inputs():
     dynamics = Dynamics(DynamicsConfig(method="leapfrog"), width=4, n_kv_heads=2).double()
     dynamics.impl = "fused"
     q, k = double_randn(2, 1, 3, 2, 4)

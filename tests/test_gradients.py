@@ -14,7 +14,7 @@ from coupledqk.scoring import build_scoring
 
 
 def check(module, *inputs, **options):
-    """Perturbs all inputs and all parameters of the module, none of which may be without effect."""
+    """Perturbs all inputs and all parameters of the module, each of which must have an effect."""
     module, names = stir(module), [name for name, _ in module.named_parameters()]
     inputs = [x.requires_grad_() for x in inputs]
     parameters = [p.detach().requires_grad_() for p in module.parameters()]
@@ -31,20 +31,20 @@ def check(module, *inputs, **options):
         assert gradient.abs().max() > 1e-6
 
 
-# without a force only the integrators move anything
+# without a force, only the integrators change q and k
 DYNAMICS = [(name, f) for name, m in METHODS.items() if m.run for f in FORCES if f != "zero" or m.moves]
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
 @pytest.mark.parametrize(("method", "force"), DYNAMICS)
-def test_gradients_of_the_dynamics(method, force, group_size):
+def test_gradients_of_the_dynamics_agree_with_finite_differences(method, force, group_size):
     config = DynamicsConfig(method=method, force=force, n_steps=2, step_size=0.5, gate=True)
     module = build_dynamics(config, width=2, n_kv_heads=2)
     check(module, double_randn(1, 2, 2 * group_size, 2), double_randn(1, 2, 2, 2))
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_gradients_of_affine_coupling(group_size):
+def test_gradients_of_affine_coupling_agree_with_finite_differences(group_size):
     module = build_dynamics(DynamicsConfig(method="affine"), width=2, n_kv_heads=2)
     check(module, double_randn(1, 2, 2 * group_size, 2), double_randn(1, 2, 2, 2))
 
@@ -63,7 +63,7 @@ SOME_MASK = torch.tensor([[True, False, True], [False, True, True], [True, True,
 @pytest.mark.parametrize("visible", [{}, {"causal": True}, {"mask": SOME_MASK}], ids=["all", "causal", "mask"])
 @pytest.mark.parametrize("group_size", [1, 2])
 @pytest.mark.parametrize("scoring", SCORINGS)
-def test_gradients_of_scoring(scoring, group_size, visible):
+def test_gradients_of_scoring_agree_with_finite_differences(scoring, group_size, visible):
     module = build_scoring(SCORINGS[scoring], n_heads=2 * group_size, width=2, layer=1, eps=1e-6)
     entry = registry.SCORINGS[SCORINGS[scoring].kind]
     key_heads = 2 * entry.sub_heads

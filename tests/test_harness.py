@@ -73,8 +73,8 @@ def results(place: Path) -> dict:
     return run_harness(place / "model", ["toy_text", "toy_choice"], place / "tasks")
 
 
-def test_its_perplexities_are_ours(results) -> None:
-    """It puts end-of-text before a document and scores windows of the trained length; whole windows are split as ours are."""
+def test_harness_perplexities_equal_ours(results) -> None:
+    """The harness prepends end-of-text and scores windows of the trained length, which are the same as ours if full."""
     model, tokenizer = tiny_model("hamiltonian", vocab_size=257).float().eval(), byte_tokenizer()
     nats = 0.0
     for text in DOCUMENTS:
@@ -90,7 +90,7 @@ def test_its_perplexities_are_ours(results) -> None:
     assert found["word_perplexity,none"] == pytest.approx(math.exp(nats / n_words), rel=1e-5)
 
 
-def test_a_choice_is_the_likelier_continuation(results) -> None:
+def test_the_likelier_continuation_is_chosen(results) -> None:
     assert results["toy_choice"]["acc,none"] == 0.5  # the same question each time, the answers alternate
 
 
@@ -107,7 +107,7 @@ def test_the_command_prints_a_table(place: Path, capsys, monkeypatch: pytest.Mon
     assert [line.split() for line in capsys.readouterr().out.splitlines()][-1] == ["toy", "acc", "0.2500"]
 
 
-def test_mistakes_are_named(place: Path, tmp_path: Path) -> None:
+def test_bad_arguments_are_reported(place: Path, tmp_path: Path) -> None:
     with pytest.raises(CoupledQKError, match=r"no config\.json; `coupledqk export RUN DIR` writes one"):
         run_harness(tmp_path, ["toy_text"], place / "tasks")
     with pytest.raises(CoupledQKError, match="no task was named"):
@@ -116,7 +116,7 @@ def test_mistakes_are_named(place: Path, tmp_path: Path) -> None:
         find_tasks(["toy_text"], tmp_path / "nowhere")
 
 
-def test_a_model_that_is_not_whole_is_not_evaluated(place: Path, tmp_path: Path) -> None:
+def test_an_incomplete_or_damaged_model_is_refused(place: Path, tmp_path: Path) -> None:
     config = json.loads((place / "model" / "config.json").read_text())
 
     def damage(name: str, content: bytes | None) -> Path:

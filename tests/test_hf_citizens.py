@@ -42,7 +42,7 @@ def test_attention_modules_have_the_configuration_of_the_model() -> None:
 
 @pytest.mark.parametrize("variant", ["standard", "euler_gqa", "hamiltonian_diff"])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_continuous_batching_generates_what_generate_does(variant: str, positions: str) -> None:
+def test_continuous_batching_generates_the_same_as_generate(variant: str, positions: str) -> None:
     model = model_of(variant, positions=positions)
     prompts = [random_tokens(1, n)[0].clamp(min=1).tolist() for n in (5, 9, 7)]
     config = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=0)
@@ -65,7 +65,7 @@ def spy_on(seen: list[Any]) -> None:
 
 @pytest.mark.parametrize("variant", ["hamiltonian", "euler_gqa"])
 def test_other_attention_functions_are_used_through_the_interface(variant: str) -> None:
-    """As flash and flex attention are; this one needs no GPU."""
+    """Flash and flex attention are used in the same way; this function needs no GPU."""
     seen: list[Any] = []
     spy_on(seen)
     model, tokens = model_of(variant, positions="rope"), random_tokens(2, 9)
@@ -87,7 +87,7 @@ def test_other_attention_functions_are_refused_for_differential_scoring() -> Non
         model(random_tokens(2, 9))
 
 
-def test_heads_for_tokens_and_for_questions(tmp_path) -> None:
+def test_heads_for_token_classification_and_question_answering_can_be_trained(tmp_path) -> None:
     model_of("euler").save_pretrained(tmp_path)
     transformers.utils.logging.set_verbosity_error()
     tokens = random_tokens(2, 9)
@@ -105,7 +105,7 @@ def test_heads_for_tokens_and_for_questions(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("head", ["CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"])
-def test_every_head_knows_its_embedding(head: str) -> None:
+def test_the_embedding_of_every_head_can_be_read_resized_and_replaced(head: str) -> None:
     kind = getattr(transformers, f"AutoModelFor{head}")
     model = kind.from_config(model_of("euler").config)
     assert model.get_input_embeddings() is model.model.embed

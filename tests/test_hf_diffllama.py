@@ -18,7 +18,7 @@ def official(**settings):
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_both_ways_the_logits_stay(group_size) -> None:
+def test_conversion_to_diffllama_and_back_keeps_logits_and_weights(group_size) -> None:
     ours = official(group_size=group_size)
     theirs = to_diffllama(ours)
     tokens = random_tokens(2, 9)
@@ -33,7 +33,7 @@ def test_both_ways_the_logits_stay(group_size) -> None:
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
-def test_a_diffllama_with_its_own_weights_generates_the_same_here() -> None:
+def test_a_converted_diffllama_generates_the_same_tokens() -> None:
     torch.manual_seed(1)
     config = DiffLlamaConfig(
         vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -47,7 +47,7 @@ def test_a_diffllama_with_its_own_weights_generates_the_same_here() -> None:
     assert len(set(expected[0, 5:].tolist())) > 2
 
 
-def test_the_converted_model_has_weights_of_its_own() -> None:
+def test_the_converted_model_has_its_own_weights() -> None:
     theirs = to_diffllama(official())
     ours = from_diffllama(theirs)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_the_converted_model_has_weights_of_its_own() -> None:
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     ],
 )
-def test_what_ours_cannot_express_is_refused_by_name(settings) -> None:
+def test_unsupported_settings_are_refused_by_name(settings) -> None:
     same = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
     config = DiffLlamaConfig(
         vocab_size=37,
@@ -89,6 +89,6 @@ def test_what_ours_cannot_express_is_refused_by_name(settings) -> None:
         ("standard", {"positions": "rope"}),
     ],
 )
-def test_only_the_official_flavour_with_rope_is_a_diffllama(variant, settings) -> None:
+def test_only_the_official_flavour_with_rope_can_be_converted(variant, settings) -> None:
     with pytest.raises(CoupledQKError, match='preset\\(size, "diff", flavour="official", positions="rope"\\)'):
         to_diffllama(tiny_model(variant, **settings))

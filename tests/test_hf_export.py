@@ -116,16 +116,16 @@ def test_an_export_runs_where_coupledqk_is_not_installed(exported, tmp_path: Pat
     assert torch.equal(result["generated"], model.generate(tokens, 3, temperature=0.0))
 
 
-def test_an_export_says_how_it_is_loaded(exported) -> None:
+def test_an_export_explains_how_to_load_it(exported) -> None:
     _, folder = exported
     config = json.loads((folder / "config.json").read_text())
     assert "pip install 'coupledqk[hf]'" in config["load_with"]
     assert "trust_remote_code=True" in (folder / "README.md").read_text()
-    plain = type(AutoModelForCausalLM.from_pretrained(folder))  # ours, by our own code
+    plain = type(AutoModelForCausalLM.from_pretrained(folder))  # our installed class, not remote code
     assert plain is CoupledQKForCausalLM
 
 
-def test_an_export_without_its_code_does_not_promise_it(exported, tmp_path: Path, monkeypatch) -> None:
+def test_an_export_of_a_plugin_contains_and_mentions_no_remote_code(exported, tmp_path: Path, monkeypatch) -> None:
     run, folder = exported
     monkeypatch.setattr("coupledqk.hf.export.plugin_of", lambda *names: "a plugin")
     export_run(run, tmp_path / "model")
@@ -163,7 +163,7 @@ def test_export_pushes_the_whole_folder(exported, tmp_path: Path, monkeypatch, c
         push_export(folder, "stranger/name")
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(exported, monkeypatch) -> None:
+def test_an_unreachable_hub_gives_a_one_line_error(exported, monkeypatch) -> None:
     from huggingface_hub import HfApi
 
     _, folder = exported
@@ -202,7 +202,9 @@ def test_an_adapted_run_is_exported_with_its_low_rank_updates_merged(exported, t
     ("variant", "settings"),
     [("standard", {"positions": "rope"}), ("euler_diff", {}), ("affine", {"qk_norm": True})],
 )
-def test_logits_are_the_runs(variant, settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_logits_equal_those_of_the_run(
+    variant, settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
     run = trained(tmp_path, variant, steps=1, eval_every=1, **settings)
     export_run(run, tmp_path / "model")
@@ -215,7 +217,7 @@ def test_logits_are_the_runs(variant, settings, tmp_path: Path, monkeypatch: pyt
         assert torch.equal(back.state_dict()[name], tensor), name
 
 
-def test_the_model_card_says_how_good_it_is_and_by_which_definition(exported) -> None:
+def test_the_model_card_states_the_results_and_their_definition(exported) -> None:
     run, folder = exported
     card = (folder / "README.md").read_text()
     for fact in (
@@ -234,7 +236,7 @@ def test_the_model_card_says_how_good_it_is_and_by_which_definition(exported) ->
     assert str(folder.parent) not in card
 
 
-def test_what_trainer_saves_can_be_imported_and_claims_no_results(exported, tmp_path: Path) -> None:
+def test_a_fine_tuned_model_is_imported_without_results(exported, tmp_path: Path) -> None:
     run, folder = exported
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
@@ -243,7 +245,7 @@ def test_what_trainer_saves_can_be_imported_and_claims_no_results(exported, tmp_
     tokenizer.save_pretrained(tmp_path / "tuned")
     over = tmp_path / "over"
     shutil.copytree(folder, over)
-    model.save_pretrained(over)  # the record there is of other weights now
+    model.save_pretrained(over)  # the record no longer belongs to these weights
     for name in ("tuned", "over"):
         back = import_run(tmp_path / name, tmp_path / f"run-{name}")
         assert not back.result
@@ -253,7 +255,9 @@ def test_what_trainer_saves_can_be_imported_and_claims_no_results(exported, tmp_
     assert back.config == run.config
 
 
-def test_an_imported_run_evaluates_generates_and_starts_others(exported, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_an_imported_run_can_be_evaluated_sampled_from_and_used_as_initialization(
+    exported, tmp_path: Path, capsys, monkeypatch
+) -> None:
     run, folder = exported
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
     back = import_run(folder, tmp_path / "back")
@@ -265,7 +269,7 @@ def test_an_imported_run_evaluates_generates_and_starts_others(exported, tmp_pat
     assert torch.equal(model.embed.weight, run.model().embed.weight)
 
 
-def test_the_commands_say_what_they_made(exported, tmp_path: Path, capsys) -> None:
+def test_the_commands_report_what_they_wrote(exported, tmp_path: Path, capsys) -> None:
     run, folder = exported
     Export(run.path, tmp_path / "model").run()
     said = capsys.readouterr()
@@ -333,7 +337,7 @@ def test_a_configuration_of_a_newer_version_is_refused(exported, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_that_are_no_exports_are_refused(exported, tmp_path: Path) -> None:
+def test_folders_that_are_not_exports_are_refused(exported, tmp_path: Path) -> None:
     run, folder = exported
     with pytest.raises(CoupledQKError, match=r"has no config\.json; `coupledqk export RUN DIR` writes one"):
         import_run(run.path, tmp_path / "out")
@@ -350,7 +354,7 @@ def test_folders_that_are_no_exports_are_refused(exported, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_a_configuration_that_does_not_fit_the_weights_is_refused(exported, tmp_path: Path) -> None:
+def test_a_configuration_that_does_not_match_the_weights_is_refused(exported, tmp_path: Path) -> None:
     _, folder = exported
     shutil.copytree(folder, tmp_path / "edited")
     config = json.loads((folder / "config.json").read_text())
@@ -365,8 +369,8 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(exported, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_with_a_newer_configuration_than_the_record_is_imported_as_it_is(exported, tmp_path: Path) -> None:
-    """The record is of three steps of the dynamics, the model now takes one: the weights alone do not show it."""
+def test_a_model_with_a_newer_configuration_than_its_record_keeps_its_configuration(exported, tmp_path: Path) -> None:
+    """The record has three steps of the dynamics and the model now takes one, which the weights alone do not show."""
     run, folder = exported
     shutil.copytree(folder, tmp_path / "edited")
     config = json.loads((folder / "config.json").read_text())
@@ -390,7 +394,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(exported, tmp_pa
         import_run(tmp_path / "small", tmp_path / "out")
 
 
-def test_nothing_is_overwritten_and_nothing_half_trained_leaves(exported, tmp_path: Path, monkeypatch) -> None:
+def test_nothing_is_overwritten_and_unfinished_runs_are_not_exported(exported, tmp_path: Path, monkeypatch) -> None:
     run, folder = exported
     for act in (lambda: export_run(run, folder), lambda: import_run(folder, run.path)):
         before = files(folder), files(run.path)

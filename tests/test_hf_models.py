@@ -66,7 +66,7 @@ def padded(B: int = 3, T: int = 9):
 
 
 @each_kind
-def test_logits_are_ours_to_the_bit(kind) -> None:
+def test_logits_are_bit_identical_to_ours(kind) -> None:
     ours, theirs = pair(kind)
     tokens, real = padded()
     assert torch.equal(theirs(tokens).logits, ours(tokens))
@@ -74,7 +74,7 @@ def test_logits_are_ours_to_the_bit(kind) -> None:
 
 
 @each_kind
-def test_generation_is_the_same_with_every_cache_and_as_ours(kind) -> None:
+def test_generation_with_every_cache_equals_ours(kind) -> None:
     ours, theirs = pair(kind)
     tokens, real = padded()
 
@@ -89,7 +89,7 @@ def test_generation_is_the_same_with_every_cache_and_as_ours(kind) -> None:
 
 
 @each_kind
-def test_eager_attention_gives_the_same_and_its_maps(kind) -> None:
+def test_eager_attention_gives_the_same_logits_and_the_attention_maps(kind) -> None:
     ours, theirs = pair(kind)
     tokens, real = padded()
     fast = theirs(tokens, attention_mask=real).logits
@@ -116,7 +116,7 @@ def test_a_mask_may_be_as_long_as_a_static_cache() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hamiltonian", "hamiltonian_diff_v2"])
-def test_assisted_generation_gives_the_same(kind) -> None:
+def test_assisted_generation_gives_the_same_tokens(kind) -> None:
     _, theirs = pair(kind)
     assistant = to_transformers(tiny_model("standard", positions=theirs.config.positions))
     prompt, options = random_tokens(1, 8), {"max_new_tokens": 6, "do_sample": False}
@@ -125,7 +125,7 @@ def test_assisted_generation_gives_the_same(kind) -> None:
         assert torch.equal(theirs.generate(prompt, **how, **options), expected)
 
 
-def test_chunks_through_a_static_cache_with_room_left_are_the_whole() -> None:
+def test_chunks_with_a_larger_static_cache_equal_the_full_forward() -> None:
     ours, theirs = pair("hamiltonian")
     tokens = random_tokens(2, 12)
     cache = StaticCache(config=theirs.config, max_cache_len=20)
@@ -147,7 +147,7 @@ def test_tokens_that_do_not_fit_into_a_static_cache_are_refused_and_leave_it_as_
     torch.testing.assert_close(torch.cat((first, second), dim=1), ours(tokens[:, :8]))
 
 
-def test_a_converted_model_has_weights_of_its_own() -> None:
+def test_a_converted_model_has_its_own_weights() -> None:
     ours, theirs = pair()
     untied = to_transformers(ours, tie_word_embeddings=False)
     tokens = random_tokens(2, 8)
@@ -201,7 +201,7 @@ def test_save_and_load_through_the_auto_classes(kind, tmp_path: Path, poisoned_m
 
 
 @each_kind
-def test_a_new_model_starts_as_ours_do(kind, poisoned_memory) -> None:
+def test_a_new_model_is_initialized_like_ours(kind, poisoned_memory) -> None:
     config = AutoConfig.for_model(
         "coupledqk", attention=kind, **TINY, positions=KINDS[kind].get("positions", "learned")
     )
@@ -214,7 +214,7 @@ def test_a_new_model_starts_as_ours_do(kind, poisoned_memory) -> None:
     assert model.model.norm.weight.eq(1).all()
 
 
-def test_what_a_checkpoint_lacks_is_drawn_and_what_it_has_is_kept(tmp_path: Path, poisoned_memory) -> None:
+def test_missing_weights_are_initialized_and_existing_ones_loaded(tmp_path: Path, poisoned_memory) -> None:
     _, theirs = pair("standard")
     theirs.save_pretrained(tmp_path)
     coupled = AutoConfig.from_pretrained(tmp_path, attention="hamiltonian")
@@ -236,7 +236,7 @@ def test_embeddings_can_be_resized_and_stay_tied() -> None:
     torch.testing.assert_close(theirs(tokens).logits[..., :37], before)
 
 
-def test_the_configuration_mirrors_ours_and_knows_transformers_names() -> None:
+def test_the_configuration_equals_ours_and_has_transformers_names() -> None:
     fields = {f.name: f.default for f in dataclasses.fields(ModelConfig) if f.name != "attention"}
     config = CoupledQKConfig()
     assert {name: getattr(config, name) for name in fields} == fields
@@ -264,8 +264,8 @@ def test_gradient_checkpointing_changes_no_gradient(kind) -> None:
         assert torch.equal(parameter.grad, plain[name]), name
 
 
-def test_reentrant_checkpointing_loses_no_gradient_of_value_residuals() -> None:
-    """It passes gradients through tensor arguments, and the first layer's values are none."""
+def test_reentrant_checkpointing_with_value_residuals_is_refused() -> None:
+    """Reentrant checkpointing passes gradients only through tensor arguments, and the first layer's values are not one."""
     theirs = pair("value_residual")[1].train()
     with pytest.raises(CoupledQKError, match=r'value_residual=True does not support reentrant.*"use_reentrant": False'):
         theirs.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
@@ -279,7 +279,7 @@ def test_the_loss_is_that_of_the_next_tokens() -> None:
     torch.testing.assert_close(theirs(tokens, labels=tokens).loss.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_trainer_stopped_and_resumed_arrives_at_the_same_weights(tmp_path: Path) -> None:
+def test_a_resumed_trainer_gives_the_same_weights(tmp_path: Path) -> None:
     rows = [{"input_ids": row, "labels": row} for row in random_tokens(16, 8)]
 
     def train(folder: str, resume: bool = False):
@@ -325,7 +325,7 @@ def test_classification_does_not_depend_on_where_the_padding_is(kind, tmp_path: 
 # bad input
 
 
-def test_mistakes_are_named() -> None:
+def test_bad_arguments_are_reported() -> None:
     with pytest.raises(CoupledQKError, match="unknown variant 'hamiltonain': did you mean 'hamiltonian'"):
         CoupledQKConfig(attention="hamiltonain")
     with pytest.raises(CoupledQKError, match="d_model=10 is not divisible by n_heads=8"):
@@ -341,7 +341,7 @@ def test_mistakes_are_named() -> None:
         theirs.generate(random_tokens(1, 30), max_new_tokens=10, do_sample=False)
 
 
-def test_a_setting_of_the_attention_is_not_ignored() -> None:
+def test_attention_settings_outside_the_attention_table_are_refused() -> None:
     for settings in ({"n_steps": 7}, {"qk_norm": True}, {"num_key_value_heads": 2}):
         with pytest.raises(CoupledQKError, match=r"is a setting of the attention: give attention as a table"):
             CoupledQKConfig(attention="hamiltonian", **settings)
@@ -349,7 +349,7 @@ def test_a_setting_of_the_attention_is_not_ignored() -> None:
     assert config.to_model_config().attention.dynamics.n_steps == 7
 
 
-def test_labels_that_do_not_fit_are_named() -> None:
+def test_invalid_labels_are_refused() -> None:
     _, theirs = pair()
     tokens = random_tokens(2, 8)
     assert theirs(tokens, labels=tokens.int()).loss == theirs(tokens, labels=tokens).loss
@@ -366,7 +366,7 @@ def test_labels_that_do_not_fit_are_named() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hamiltonian", "euler_gqa"])
-def test_inputs_that_do_not_fit_are_neither_broadcast_nor_cut(kind) -> None:
+def test_invalid_inputs_are_refused(kind) -> None:
     _, theirs = pair(kind)
     tokens, positions = random_tokens(2, 8), torch.arange(8)[None]
     for given, message in (
@@ -389,13 +389,13 @@ def test_inputs_that_do_not_fit_are_neither_broadcast_nor_cut(kind) -> None:
         theirs(inputs_embeds=torch.ones(2, 8, 9))
 
 
-def test_positions_beyond_the_table_are_named() -> None:
+def test_positions_beyond_the_table_are_refused() -> None:
     with pytest.raises(CoupledQKError, match="position_ids from 30 to 37: this model has 0 to 31"):
         pair()[1](random_tokens(2, 8), position_ids=torch.arange(30, 38)[None])
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_masks_of_four_dimensions_hide_tokens_and_add_nothing(implementation) -> None:
+def test_four_dimensional_masks_hide_tokens_and_other_biases_are_refused(implementation) -> None:
     _, theirs = pair()
     theirs.set_attn_implementation(implementation)
     tokens, real = padded()
@@ -414,7 +414,7 @@ def test_masks_of_four_dimensions_hide_tokens_and_add_nothing(implementation) ->
             theirs(tokens, attention_mask=mask, position_ids=positions)
 
 
-def test_caches_that_do_not_fit_are_named() -> None:
+def test_incompatible_caches_are_refused() -> None:
     _, theirs = pair()
     tokens = random_tokens(2, 8)
 
@@ -441,7 +441,7 @@ def test_caches_that_do_not_fit_are_named() -> None:
 
 
 @pytest.mark.parametrize("version", ["4.57.0", "5.14.2", "6.0.0"])
-def test_another_transformers_is_refused(version, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_version_of_transformers_is_refused(version, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     with pytest.raises(CoupledQKError, match=rf"transformers {version} is installed.*5\.15.*coupledqk\[hf\]"):
         require_transformers()

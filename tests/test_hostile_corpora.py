@@ -32,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A corpus that is fine."""
+    """A valid corpus."""
     (tmp_path / "corpus" / "deeper").mkdir(parents=True)
     for name in ("a.txt", "deeper/b.txt"):
         (tmp_path / "corpus" / name).write_text("some ordinary words\n" * 50)
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refused(corpus: Path | str, **settings) -> str:
-    """The one line that preparing the corpus ends in."""
+    """The one-line error with which preparing the corpus ends."""
     with pytest.raises(CoupledQKError) as error:
         prepare(DataConfig(corpus=str(corpus), tokenizer="bytes", **settings))
     assert "\n" not in str(error.value)
@@ -80,7 +80,7 @@ def test_special_files_are_refused_by_name(folder, monkeypatch, kind, name, give
 
 
 @pytest.mark.parametrize("target", [".", "..", "../deeper"])
-def test_a_folder_that_is_reached_twice_is_refused_by_name(folder, target):
+def test_a_link_to_a_folder_of_the_corpus_is_refused(folder, target):
     (folder / "deeper" / "link").symlink_to(target)
     if target == "..":
         assert "is the same folder as" in refused(folder)
@@ -95,7 +95,7 @@ def test_linked_folders_are_read(folder, tmp_path):
     assert ("1 file " in whole.description, "2 files " in linked.description) == (True, True)
 
 
-def test_a_link_to_nothing_is_refused_if_it_is_named_as_text(folder):
+def test_a_broken_link_is_refused_if_its_name_is_that_of_a_text_file(folder):
     (folder / "picture.png").symlink_to("nowhere")
     prepare(DataConfig(corpus=str(folder), tokenizer="bytes"))
     (folder / "x.txt").symlink_to("nowhere")
@@ -152,14 +152,14 @@ def test_a_gzip_bomb_is_refused_after_a_bounded_amount_of_text(tmp_path, monkeyp
     tracemalloc.stop()
 
 
-def test_ordinary_text_is_far_from_a_bomb(tmp_path, monkeypatch):
+def test_ordinary_compressed_text_is_accepted(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_UNPACKED_FREELY", 0)
     file = tmp_path / "a.txt.gz"
     file.write_bytes(gzip.compress(Path(random.__file__).read_bytes() * 5))
     assert sum(len(piece.text) for piece in read(file, "strict")) == 5 * len(Path(random.__file__).read_text())
 
 
-def test_a_line_of_json_has_a_maximum_length(tmp_path, monkeypatch):
+def test_lines_of_json_have_a_maximum_length(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "MAX_LINE", MEGABYTE)
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "short"}\n{"text": "' + "long " * MEGABYTE + '"}\n')
@@ -180,7 +180,7 @@ WITHOUT_SPACES = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_SPACES)
-def test_text_without_words_comes_in_pieces_that_change_no_token(kind, monkeypatch):
+def test_text_without_words_is_split_into_pieces_that_change_no_token(kind, monkeypatch):
     monkeypatch.setattr(text, "PIECE", 6_000)
     monkeypatch.setattr(text, "MAX_PIECE", 30_000)
     whole = WITHOUT_SPACES[kind]
@@ -192,7 +192,7 @@ def test_text_without_words_comes_in_pieces_that_change_no_token(kind, monkeypat
 
 
 def test_the_work_for_text_without_words_is_linear(monkeypatch):
-    """Each character is looked at a bounded number of times."""
+    """Each character is examined a bounded number of times."""
     looked_at = 0
 
     def counted(rest: str) -> list[str]:
@@ -210,8 +210,8 @@ def test_the_work_for_text_without_words_is_linear(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["one letter", "spaces", "letters"])
-def test_training_on_text_without_words_takes_the_beginning_of_a_word(kind):
-    """The library's time is the product of a word's length and the number of merges."""
+def test_tokenizer_training_uses_only_the_beginning_of_a_long_word(kind):
+    """The library's time is proportional to a word's length times the number of merges."""
     assert [len(part) for part in training_parts(WITHOUT_SPACES[kind])] == [MAX_WORD, 0]
     with pytest.raises(
         CoupledQKError, match=r"bpe:9000: the training text gives only \d+ tokens; choose bpe:\d+ or less"
@@ -219,7 +219,7 @@ def test_training_on_text_without_words_takes_the_beginning_of_a_word(kind):
         train_bpe("bpe:9000", [WITHOUT_SPACES[kind]])
 
 
-def test_words_are_cut_by_their_own_beginning_wherever_they_are():
+def test_long_words_are_split_independently_of_their_position():
     long = "x" * (2 * MAX_WORD + 5)
     for before in ("", "some words, ", "y1" * 777):
         whole = f"{before}{long} and {'7' * MAX_WORD} after"
@@ -276,7 +276,7 @@ def test_hostile_lines_are_refused_with_their_number(tmp_path, line, message):
     ("name", "content"),
     [("a.jsonl", '{"text": "words and \ufeff"}\n'), ("a.txt", "words and \ufeff"), ("a.md", "words and \ufeff")],
 )
-def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_text(tmp_path, name, content):
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_removed(tmp_path, name, content):
     (tmp_path / name).write_text("\ufeff" + content)
     assert [piece.text for piece in read(tmp_path / name, "strict")] == ["words and \ufeff"]
 

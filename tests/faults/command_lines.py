@@ -1,7 +1,7 @@
 """Command lines generated from the registry of commands and the schema of settings, run in this process.
 
-Nothing is trained: where the heavy work of a command begins, the line has been accepted. Every line ends with exit code 0, 1 or
-2 and, unless it is 0, with one line that says why; what comes up otherwise is a failure with its traceback.
+Nothing is trained: a line counts as accepted when the main work of its command would begin. Every line ends with exit code 0, 1
+or 2 and, unless it is 0, with a one-line reason; anything else is a failure with its traceback.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ WORK = (
     "coupledqk.report.watch_server.WatchServer.serve_until_interrupted", "coupledqk.planning.plans.plan_run",
     "coupledqk.planning.plans.plan_experiment", "coupledqk.cli.params.parameter_table",
 )  # fmt: skip
-"""Where the heavy work of commands begins."""
+"""Functions with which the main work of commands begins."""
 
 
 class AcceptedError(Exception):
-    """The command line was understood, and its work would begin."""
+    """The command line was accepted, and its work would begin."""
 
 
 def lines(samples: Samples, seed: int, count: int) -> Iterator[list[str]]:
@@ -80,7 +80,7 @@ def lines(samples: Samples, seed: int, count: int) -> Iterator[list[str]]:
 
 
 def value(draw: random.Random, kind: Any, files: list[str]) -> str:
-    """A value of the kind that is expected, more often than not."""
+    """A random value, usually of the expected type."""
     choices = [str(each) for each in _literals(kind)]
     if draw.random() < 0.15:
         return draw.choice((*NUMBERS, *TEXTS))
@@ -101,7 +101,7 @@ def _literals(kind: Any) -> list[Any]:
 
 
 def end_of(words: list[str]) -> str:
-    """How a command line ends, as a trial."""
+    """Runs a command line and returns the outcome of the trial."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):

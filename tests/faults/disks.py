@@ -1,4 +1,4 @@
-"""A disk that fills up or fails while a run is trained: it is said in one line, and nothing that was saved is lost."""
+"""A disk that fills up or fails during training: the error is one line, and nothing that was saved is lost."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ LASTING = {
     errno.EDQUOT: ("write", "mkdir"),
     errno.EROFS: ("write", "mkdir", "replace"),
 }
-"""Errors that stay once they have come up, and the operations that they concern."""
+"""Errors that persist once they have occurred, and the operations that they affect."""
 ONCE = (errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES)
 """Errors of a single operation, of any kind."""
 

@@ -19,7 +19,7 @@ from small_runs import run_to, sorted_state, trained_bits
 
 
 def flip_everywhere(samples: Samples, flips: int, resumes: int, seed: int = 0) -> Tally:
-    """Flips single bits of a finished run and reads all that it publishes; and of a stopped run, which is then resumed."""
+    """Flips single bits of a finished run, which is then read, and of a stopped run, which is then resumed."""
     draw, tally = random.Random(f"flips {seed}"), Tally()
     expected = published(samples.finished.path)
     files = sorted(path for path in samples.finished.path.rglob("*") if path.is_file())
@@ -30,7 +30,7 @@ def flip_everywhere(samples: Samples, flips: int, resumes: int, seed: int = 0) -
             tally.count(what, _read, samples, expected)
     whole = trained_bits(samples.finished)
     files = sorted(path.relative_to(samples.stopped.path) for path in samples.stopped.path.rglob("*") if path.is_file())
-    files = [file for file in files if file.parts[0] != "lock"]  # an unreadable lease is waited for
+    files = [file for file in files if file.parts[0] != "lock"]  # resuming waits for an unreadable lease
     for number in range(resumes):
         copy = samples.folder / "flipped"
         shutil.copytree(samples.stopped.path, copy)
@@ -43,7 +43,7 @@ def flip_everywhere(samples: Samples, flips: int, resumes: int, seed: int = 0) -
 
 
 def published(path: Path) -> dict[str, Any]:
-    """All that can be read of a run."""
+    """Everything that can be read from a run."""
     run = Run.open(path)
     checkpoints = Checkpoints(path / "checkpoints", keep=1)
     best, newest = checkpoints.best(), checkpoints.newest()
@@ -66,7 +66,7 @@ def published(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def flipped(file: Path, place: float, restore: bool = True) -> Iterator[None]:
-    """One bit of a file is flipped, at a place between 0 and 1."""
+    """Flips one bit of a file, at a relative position between 0 and 1."""
     content = file.read_bytes()
     bit = int(place * 8 * len(content))
     if content:
@@ -81,7 +81,7 @@ def _read(samples: Samples, expected: Any) -> str:
 
 
 def _contains(found: Any, expected: Any) -> bool:
-    """Whether all values are there. A flip in the name of a checksum adds a name, and changes no value."""
+    """Whether all values are present. A flip in the name of a checksum adds a name, and changes no value."""
     if isinstance(expected, dict) and isinstance(found, dict):
         return all(key in found and _contains(found[key], value) for key, value in expected.items())
     if isinstance(expected, list) and isinstance(found, list):

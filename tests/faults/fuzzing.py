@@ -1,4 +1,4 @@
-"""One mutational fuzzer for all readers: a valid file is spoiled and read, again and again, in one process."""
+"""One mutational fuzzer for all readers: a valid file is corrupted and read repeatedly in one process."""
 
 import random
 import time
@@ -10,14 +10,14 @@ from samples import Samples
 from trials import Tally
 
 SLOW_SECONDS = 10.0
-"""Reading one of the small files may not take longer, however it is spoiled; the harness may share its machine."""
+"""Time limit for reading one of the small corrupted files; the machine may be busy."""
 
 
 def fuzz(name: str, samples: Samples, inputs: int, seed: int = 0) -> Tally:
-    """Lets a reader read `inputs` spoiled files. The same seed gives the same files."""
+    """Has a reader read `inputs` corrupted files. The same seed gives the same files."""
     reader, tally = READERS[name](samples), Tally()
     valid = reader.file.read_bytes()
-    reader.read()  # what is valid is read
+    reader.read()  # the valid file can be read
     slowest = 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

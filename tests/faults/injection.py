@@ -1,4 +1,4 @@
-"""A layer between this process and its files: it is told of every operation before it happens, and may make it fail."""
+"""A layer between this process and its files that is notified before every operation and may make it fail."""
 
 import builtins
 import io
@@ -13,13 +13,13 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 Watcher = Callable[[str, Path], None]
-"""Called with the kind of an operation (write, fsync, replace, mkdir, remove) and its path. What it raises, the operation
-raises; of a write, half is written before."""
+"""Called with the kind of an operation (write, fsync, replace, mkdir, remove) and its path. The operation
+raises its exception; a write that fails writes half of its data first."""
 
 
 @contextmanager
 def watched(folder: Path, watcher: Watcher) -> Iterator[None]:
-    """Operations on what is below a folder pass through `watcher`; those on leases, which have their own thread, do not."""
+    """Calls `watcher` before every operation below a folder, except on leases, which have their own thread."""
 
     def tell(kind: str, path: Any) -> None:
         path = Path(os.fsdecode(path))

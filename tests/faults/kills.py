@@ -1,6 +1,6 @@
-"""Kill chains: a run is killed at random instants, again and again, and ends bit-identically.
+"""Kill chains: a run that is killed repeatedly at random times ends bit-identically.
 
-`python kills.py FOLDER KILLS SEED` prints the outcome as JSON. It is a process of its own that loads torch once, trains
+`python kills.py FOLDER KILLS SEED` prints the outcome as JSON. This separate process loads torch once, trains
 nothing itself and forks a child for each attempt, so that a kill costs a fraction of a second.
 """
 
@@ -26,7 +26,7 @@ from small_runs import run_to, tiny, trained_bits
 
 
 def kill_chains(samples: Samples, kills: int, seed: int = 0) -> Tally:
-    """Chains in a process of its own, until there were so many kills."""
+    """Runs chains in a separate process until the given number of kills is reached."""
     command = [sys.executable, __file__, str(samples.folder), str(kills), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     if done.returncode:
@@ -47,7 +47,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         path = folder / f"chain {chains}"
         chains += 1
         while delivered < kills or not Run(path).result:
-            # more often early: the later a kill comes, the fewer there are in a chain
+            # early kills are more likely, since late ones make chains short
             wait = draw.uniform(0, duration) * draw.random() if delivered < kills else None
             code = _attempt(config, path, wait)
             if code == 0:
@@ -76,7 +76,7 @@ def _attempt(config: RunConfig, path: Path, wait: float | None) -> int:
             os._exit(1)
     if wait is not None:
         time.sleep(wait)
-        os.kill(child, signal.SIGKILL)  # it is not waited for yet, so the number is still its own
+        os.kill(child, signal.SIGKILL)  # the child was not waited for, so its process id is still valid
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

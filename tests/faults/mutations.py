@@ -1,4 +1,4 @@
-"""Fault kinds: how the content of a file is spoiled. One function for each, and one registry.
+"""Kinds of faults: ways to corrupt the content of a file. One function for each, and one registry.
 
 To add one, write a function of a random generator and a content, and put it into MUTATIONS.
 """
@@ -54,7 +54,7 @@ def move_part(draw: random.Random, content: bytes) -> bytes:
 
 
 def zero_part(draw: random.Random, content: bytes) -> bytes:
-    """As a file system may leave the end of a file after a power cut."""
+    """Zeroes a part, as a file system may do at the end of a file after a power cut."""
     start, stop = _part(draw, content)
     return content[:start] + bytes(stop - start) + content[stop:]
 
@@ -74,7 +74,7 @@ def random_bytes(draw: random.Random, content: bytes) -> bytes:
 
 
 def change_value(draw: random.Random, content: bytes) -> bytes:
-    """Another value, key or shape in a JSON file, in a line of JSON, or in a TOML file; others have a bit flipped."""
+    """Changes a value, key or shape in a JSON file, a line of JSON or a TOML file, and flips a bit in other files."""
     try:
         if content.startswith(b"{"):
             lines = content.splitlines(keepends=True)
@@ -105,7 +105,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def mutate(draw: random.Random, content: bytes) -> tuple[str, bytes]:
-    """A content with a few faults, and their names. Half of all are changed values, which pass for well-formed files."""
+    """The content with a few faults, and their names. Half of the faults change values and keep files well-formed."""
     names = [
         "change a value" if draw.random() < 0.5 else draw.choice(list(MUTATIONS))
         for _ in range(draw.choice((1, 1, 1, 2, 4)))

@@ -20,30 +20,30 @@ from trials import Tally
 
 @dataclass(frozen=True)
 class Options:
-    """How much of each fault is tried. The values here are those of `make soak`."""
+    """Number of trials for each kind of fault. The defaults are those of `make soak`."""
 
     kills: int = 200
     flips: int = 2_000
     resumes: int = 200
-    """Flips after which a stopped run is resumed; the others are followed by reading all of a finished run."""
+    """Flips after which a stopped run is resumed; after the others, a finished run is read."""
     inputs: int = 20_000
-    """Spoiled files for each reader."""
+    """Number of corrupted files for each reader."""
     disks: int = 200
     cuts: int = 200
     steps: int = 20_000
     lines: int = 50_000
-    """Command lines."""
+    """Number of command lines."""
     seed: int = 0
 
 
 SHORT = Options(kills=20, flips=400, resumes=12, inputs=150, disks=12, cuts=12, lines=400)
-"""For the test suite, which leaves out the long training."""
+"""Options of the test suite, which leaves out the long training."""
 
 
 @dataclass(frozen=True)
 class Part:
     tried: str
-    """What is tried, as the table says it."""
+    """Description in the table."""
     run: Callable[[Samples, Options], Tally]
 
 

@@ -27,7 +27,7 @@ def cut_everywhere(samples: Samples, cuts: int, seed: int = 0) -> Tally:
         recorded.restore(folder, moment, draw)
         found = [str(path.relative_to(folder)) for path in folder.rglob("*")]
         what = f"cut {number} at operation {moment} of {len(recorded.moments)}, with {found}"
-        # a run that has to be started again by hand has not survived
+        # a run that has to be restarted manually has not survived
         if tally.count(what, _resume, samples, folder, whole) == "reported":
             tally.ends["reported"] -= 1
             tally.ends["lost"] += 1
@@ -55,14 +55,14 @@ def _record(samples: Samples) -> "Recorded":
 
 @dataclass
 class _Moment:
-    """The folder before an operation. Files and folders are known by their inode numbers."""
+    """The folder before an operation. Files and folders are identified by their inode numbers."""
 
     names: dict[int, dict[str, int]]
-    """Of each folder, what is in it."""
+    """Entries of each folder."""
     contents: dict[int, bytes]
-    """Of each file."""
+    """Content of each file."""
     synced: int | None
-    """What the operation brings to disk."""
+    """The file or folder that the operation syncs."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Recorded:
     folder: Path
     moments: list[_Moment] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
-    """Descriptors that keep the numbers of removed files from being used again."""
+    """Descriptors that keep the inode numbers of removed files from being reused."""
 
     def operation(self, kind: str, path: Path) -> None:
         names: dict[int, dict[str, int]] = {}
@@ -111,7 +111,7 @@ class Recorded:
         listed = [i for i in range(cut + 1) if inode in self.moments[i].names]
         synced = self._last_sync(inode, cut)
         possible = [i for i in listed if synced is None or i >= synced]
-        # one of the extremes is more often where faults are than something in between
+        # faults are more likely at the extremes than in between
         chosen = draw.choice((possible[0], possible[-1], draw.choice(possible)))
         for name, number in self.moments[chosen].names[inode].items():
             if any(number in self.moments[i].names for i in range(cut + 1)):

@@ -1,4 +1,4 @@
-"""All that read files which somebody else may have written or damaged: one registry.
+"""Registry of all readers of files that others may have written or damaged.
 
 To add a reader, write a function of the samples that returns a valid file and a function that reads it, and decorate it.
 """
@@ -44,7 +44,7 @@ from coupledqk.training.state_files import load_state
 @dataclass(frozen=True)
 class Reader:
     file: Path
-    """With valid content."""
+    """A file with valid content."""
     read: Callable[[], object]
     """Reads the file: returns, or raises an error that is meant for the user."""
 
@@ -97,7 +97,7 @@ def _(samples: Samples) -> Reader:
 
 
 def _of_run(name: str, old: bool) -> Callable[[Samples], Reader]:
-    """A file of a finished run, read by all that reports read of it."""
+    """A file of a finished run, read by everything that reports use."""
 
     def make(samples: Samples) -> Reader:
         folder = samples.folder / f"{'old' if old else 'new'} {name}"

@@ -1,7 +1,7 @@
 """The long form of the harness: `make soak`, or `python tests/faults/soak.py --parts flips,kills`.
 
-Every part keeps its outcome in results/soak/soak.json as soon as it has ended, with its commit, machine and date, and the
-table in docs/reliability.md follows; parts that are not run again stay as they are. The exit code is 1 if a trial has failed;
+The outcome of every part is stored in results/soak/soak.json as soon as it has ended, with its commit, machine and date, and
+the table in docs/reliability.md is updated; parts that are not run again are kept. The exit code is 1 if a trial has failed;
 the first failures are printed with tracebacks.
 """
 
@@ -32,13 +32,13 @@ from coupledqk.terminal import duration  # noqa: E402
 RESULTS = HERE.parents[1] / "results" / "soak"
 DOCUMENT = HERE.parents[1] / "docs" / "reliability.md"
 SECTION = re.compile(r"(?<=<!-- soak: written by tests/faults/soak.py -->\n).*?(?=<!-- end of soak -->)", re.DOTALL)
-"""Of the document, where the outcome is."""
+"""The part of the document that contains the outcome."""
 READING = "read "
-"""What the names of the parts that fuzz a reader begin with; `readers` stands for all of them."""
+"""Prefix of the names of parts that fuzz a reader; `readers` stands for all of them."""
 
 
 def run_part(name: str, options: Options) -> tuple[dict[str, Any], list[str]]:
-    """A part in a process of its own: what is kept of it, and its failures."""
+    """Runs a part in its own process, and returns its record and its failures."""
     torch.set_num_threads(1)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="coupledqk-soak-") as folder:
@@ -61,7 +61,7 @@ def run_part(name: str, options: Options) -> tuple[dict[str, Any], list[str]]:
 
 
 def chosen(words: str | None) -> list[str]:
-    """The parts that some words name; all unless given, the longest first."""
+    """The parts with the given names; by default all, the longest first."""
     readers = [name for name in PARTS if name.startswith(READING)]
     if words is None:
         return [*(name for name in PARTS if name not in readers), *readers]

@@ -1,4 +1,4 @@
-"""Whatever is typed, a command says in one line what is wrong with it, and never fails otherwise."""
+"""Every command line is accepted, or refused with a one-line error."""
 
 from command_lines import fuzz_command_lines
 from samples import Samples

@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP in every phase of real commands, on a terminal of their own.
 
-A signal is sent when the command has printed or written something that only the phase it is meant for does; a second one when
-the first has been acknowledged. No test depends on how fast anything is.
+A signal is sent when the command has printed or written something specific to the phase under test, and a second one when the
+first has been acknowledged. No test depends on timing.
 """
 
 import os
@@ -22,11 +22,11 @@ PATIENCE = 240
 """Seconds until a command counts as hanging; the machine may be busy."""
 ENTRY = "from coupledqk.__main__ import main; main()"
 BLOCK = "import sys, time; print('{mark}', file=sys.stderr, flush=True); time.sleep(10_000)"
-"""Code that takes the place of a long phase: it says that it has begun, and never ends by itself."""
+"""Code that replaces a long phase: it prints a mark when it begins, and never ends by itself."""
 
 
 class Command:
-    """A command on a terminal of its own, and what it has printed."""
+    """A command on its own terminal, and its output."""
 
     def __init__(self, words: list[str], patch: str = "") -> None:
         self.terminal, inner = pty.openpty()
@@ -37,7 +37,7 @@ class Command:
             stdout=inner,
             stderr=inner,
             start_new_session=True,
-            # neither nohup nor a shell that ignores Ctrl-C in the background is tested
+            # ignored signals are not inherited from nohup or a background shell
             preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)],
         )
         os.close(inner)
@@ -53,7 +53,7 @@ class Command:
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Its exit code."""
+        """Waits for the command to end, and returns its exit code."""
         while self._read():
             pass
         code = self.process.wait(PATIENCE)
@@ -95,7 +95,7 @@ def training(text: Path, out: Path, **settings: object) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_while_it_is_imported(number: int) -> None:
+def test_a_signal_during_import_stops_the_command(number: int) -> None:
     stuck = f"import importlib\ndef stuck(*names): {BLOCK.format(mark='IMPORTING')}\nimportlib.import_module = stuck"
     command = Command(["runs"], stuck)
     command.wait_for("IMPORTING")
@@ -103,8 +103,8 @@ def test_while_it_is_imported(number: int) -> None:
     assert_tidy(command, "stopped")
 
 
-def test_while_it_tokenizes_inside_a_library(text: Path, tmp_path: Path) -> None:
-    """The main thread is in C code that never looks for signals: the process ends nevertheless."""
+def test_a_signal_during_tokenization_in_c_code_stops_the_command(text: Path, tmp_path: Path) -> None:
+    """The process ends although its main thread is in C code that never checks for signals."""
     stuck = """
 import ctypes, sys
 import coupledqk.data.tokenizers as tokenizers
@@ -171,14 +171,14 @@ def uninterrupted(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ("phase", "number", "steps"),
     [("training", signal.SIGINT, 2), ("evaluating", signal.SIGTERM, 5), ("saving", signal.SIGHUP, 4)],
 )
-def test_training_keeps_all_complete_steps_and_resumes(
+def test_interrupted_training_keeps_all_complete_steps_and_resumes(
     phase: str, number: int, steps: int, text: Path, tmp_path: Path, uninterrupted: dict[str, bytes | str]
 ) -> None:
     command = Command(training(text, tmp_path / "run"), PATCH + PHASES[phase])
     command.wait_for("NOW")
     command.send(number)
     if number == signal.SIGHUP:
-        assert command.end() == 130  # nobody reads what it prints
+        assert command.end() == 130  # after SIGHUP nobody reads the output
         assert "Traceback" not in command.printed
     else:
         assert_tidy(command, f"coupledqk train --resume {tmp_path / 'run'}")
@@ -191,7 +191,7 @@ def test_training_keeps_all_complete_steps_and_resumes(
     assert trained_bits(resumed) == uninterrupted
 
 
-def test_a_second_signal_ends_at_once(text: Path, tmp_path: Path) -> None:
+def test_a_second_signal_stops_training_at_once(text: Path, tmp_path: Path) -> None:
     patch = PATCH + PHASES["training"].replace("wait()", f"exec({BLOCK.format(mark='NOW')!r})")
     command = Command(training(text, tmp_path / "run"), patch)
     command.wait_for("NOW")
@@ -201,8 +201,10 @@ def test_a_second_signal_ends_at_once(text: Path, tmp_path: Path) -> None:
     assert_tidy(command, f"coupledqk train --resume {tmp_path / 'run'}")
 
 
-def test_while_the_last_measures_are_taken(text: Path, tmp_path: Path, uninterrupted: dict[str, bytes | str]) -> None:
-    """All steps are saved: there is nothing to wait for."""
+def test_a_signal_during_the_final_measures_loses_no_step(
+    text: Path, tmp_path: Path, uninterrupted: dict[str, bytes | str]
+) -> None:
+    """All steps are saved, so the command stops without waiting."""
     patch = f"{PATCH}\ndef stuck(*given): {BLOCK.format(mark='NOW')}\nTask.final_measures = stuck"
     command = Command(training(text, tmp_path / "run"), patch)
     command.wait_for("NOW")
@@ -211,7 +213,7 @@ def test_while_the_last_measures_are_taken(text: Path, tmp_path: Path, uninterru
     assert trained_bits(run_to(tiny(text, "standard", threads=1), tmp_path / "run")) == uninterrupted
 
 
-def test_while_a_grid_is_trained_and_reported(text: Path, tmp_path: Path) -> None:
+def test_a_signal_during_the_report_of_a_sweep_stops_the_command(text: Path, tmp_path: Path) -> None:
     """The scheduling process stops its workers, and a report that is interrupted says that the same command resumes."""
     settings = [f"--{name}={value}" for name, value in {**TINY, "corpus": text, "steps": 2}.items() if name != "lr"]
     settings = [word for word in settings if not word.startswith("--warmup")]

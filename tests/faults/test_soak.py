@@ -1,4 +1,4 @@
-"""The script of `make soak`: what it keeps, what it prints, and that the documentation quotes it."""
+"""The script of `make soak`: what it stores and prints, and that the documentation quotes it."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import soak
 
 
-def test_a_part_keeps_its_outcome_beside_those_of_other_parts(tmp_path: Path) -> None:
+def test_the_outcome_of_a_part_is_stored_beside_those_of_other_parts(tmp_path: Path) -> None:
     earlier = {"flips": {**kept("bit flips", 3), "options": {}}}
     (tmp_path / "soak.json").write_text(json.dumps(earlier))
     command = [

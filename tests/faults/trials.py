@@ -1,7 +1,7 @@
-"""What a trial of the harness can end with, and how the ends are counted.
+"""The possible outcomes of a trial of the harness, and their counts.
 
 A trial is fine if what was damaged is reported in one line, repaired, or without effect. It has failed if a published value
-changed silently, if something was lost, or if an exception came up that is not meant for the user.
+changed silently, if something was lost, or if an exception was raised that is not meant for the user.
 """
 
 import traceback
@@ -18,13 +18,13 @@ FAILED = ("silent", "lost", "traceback")
 
 @dataclass
 class Tally:
-    """The ends of many trials."""
+    """The outcomes of many trials."""
 
     ends: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     """A description of each trial that failed, with its traceback."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """What else was measured."""
+    """Other measurements."""
 
     @property
     def tried(self) -> int:
@@ -35,7 +35,7 @@ class Tally:
         return sum(self.ends[end] for end in FAILED)
 
     def count(self, what: str, trial: Callable[..., str], *args: Any) -> str:
-        """Makes a trial, which returns its end or raises."""
+        """Runs a trial, which returns its outcome or raises."""
         try:
             end = trial(*args)
         except CoupledQKError as error:
