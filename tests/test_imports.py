@@ -39,7 +39,7 @@ def run(code: str, *packages: str) -> str:
     return done.stdout
 
 
-def test_every_module_imports_with_torch_alone_but_data_need_numpy_and_hf_needs_transformers() -> None:
+def test_every_module_imports_with_torch_alone_except_that_data_needs_numpy_and_hf_needs_transformers() -> None:
     with_data = [name for name in MODULES if name.startswith(("coupledqk.data", "coupledqk.tasks"))]
     others = [
         name
@@ -51,7 +51,7 @@ def test_every_module_imports_with_torch_alone_but_data_need_numpy_and_hf_needs_
     run(FENCE + "\n".join(f"import {name}" for name in with_data), "torch", "numpy")
 
 
-def test_the_fence_of_these_tests_holds() -> None:
+def test_the_import_fence_blocks_packages_that_are_not_listed() -> None:
     said = run(FENCE + "try:\n    import tyro\nexcept ImportError as error:\n    print(error)", "torch")
     assert "tyro is not installed" in said
 
@@ -74,12 +74,12 @@ def test_reports_and_the_command_line_load_no_torch() -> None:
     assert run(f"import sys\n{code}\nprint('torch' in sys.modules)").strip() == "False"
 
 
-def test_a_function_of_the_analysis_is_not_hidden_by_a_module_of_its_name() -> None:
+def test_functions_of_coupledqk_analysis_are_not_shadowed_by_modules_of_the_same_name() -> None:
     code = "import coupledqk.analysis as a, coupledqk.analysis.motion\nprint(all(callable(getattr(a, n)) for n in a.__all__))"
     assert run(code).strip() == "True"
 
 
-def test_the_public_names_are_pinned_and_real() -> None:
+def test_the_public_names_are_sorted_and_exist() -> None:
     assert coupledqk.__all__ == sorted(
         coupledqk._HOME, key=lambda name: (name.upper() != name, not name[0].isupper(), name)
     )

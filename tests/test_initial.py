@@ -27,7 +27,7 @@ def equal_weights(a, b):
 
 
 def drawn(model):
-    """Each random matrix apart: the rows of qkv and of gate_up are several."""
+    """The randomly initialised matrices by name, with qkv and gate_up split into their parts."""
     out = {}
     for name, weight in model.state_dict().items():
         if name.endswith("qkv.weight"):
@@ -52,7 +52,7 @@ def test_weights_that_variants_share_are_equal(name):
     assert all(torch.equal(standard[n], other[n]) for n in shared)
 
 
-def test_the_fewer_key_and_value_heads_of_grouped_queries_are_the_first_of_standards():
+def test_key_and_value_heads_of_gqa_equal_the_first_heads_of_standard():
     standard, grouped = drawn(build("standard")), drawn(build("gqa"))
     for name in (f"blocks.{i}.attn.qkv.weight.{part}" for i in range(2) for part in "kv"):
         torch.testing.assert_close(grouped[name], standard[name][: 64 // 4])
@@ -67,7 +67,7 @@ def test_forces_that_variants_share_are_equal(other):
 
 
 @every_variant
-def test_weights_depend_on_the_seed_and_on_nothing_that_happened_before(name):
+def test_weights_depend_on_the_seed_and_not_on_earlier_draws(name):
     first = build(name, seed=3)
     torch.manual_seed(99)
     build("euler")
@@ -83,7 +83,7 @@ def test_building_a_model_draws_nothing_from_the_global_generator():
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
-def test_no_two_matrices_start_alike(name, options):
+def test_no_two_matrices_start_with_the_same_values(name, options):
     heads = {n: weight.flatten()[:16] / weight.std() for n, weight in drawn(build(name, **options)).items()}
     for (a, left), (b, right) in itertools.combinations(heads.items(), 2):
         n = min(len(left), len(right))
@@ -97,7 +97,7 @@ def test_the_first_layers_of_a_deeper_model_differ_only_in_the_residual_scale():
         torch.testing.assert_close(weight, scale * deep[name])
 
 
-def test_the_default_dtype_does_not_change_the_draw():
+def test_initial_weights_do_not_depend_on_the_default_dtype():
     expected = build("hamiltonian")
     torch.set_default_dtype(torch.float64)
     try:
@@ -131,7 +131,7 @@ def test_matrices_start_with_the_papers_standard_deviations(name):
         assert float(weight.std()) == pytest.approx(expected, rel=0.06), weight_name
 
 
-def test_an_attention_alone_starts_with_the_same_standard_deviations():
+def test_a_standalone_attention_layer_starts_with_the_papers_standard_deviations():
     attention = Attention.from_variant("hamiltonian", d_model=256, n_heads=4)
     rows = attention.qkv.weight.split(attention.split_sizes)
     for weight in (*rows, attention.out.weight, attention.dynamics.force.w1):
@@ -152,12 +152,12 @@ def test_vectors_start_at_their_neutral_values():
     torch.testing.assert_close(build("euler").blocks[0].attn.dynamics.step_size, torch.full((8,), 0.1))
 
 
-def test_lambda_starts_with_the_index_of_its_layer():
+def test_lambda_starts_at_the_value_for_its_layer():
     for layer, block in enumerate(build("diff", n_layers=3).blocks):
         torch.testing.assert_close(block.attn.scoring.lam, torch.full((8,), 0.8 - 0.6 * math.exp(-0.3 * layer)))
 
 
-def test_official_lambda_vectors_start_with_a_tenth():
+def test_official_lambda_vectors_start_with_a_standard_deviation_of_one_tenth():
     scoring = build("diff", flavour="official", d_model=2048, n_heads=2, n_layers=1).blocks[0].attn.scoring
     for vector in (scoring.lam_q1, scoring.lam_k1, scoring.lam_q2, scoring.lam_k2):
         assert float(vector.detach().std()) == pytest.approx(0.1, rel=0.15)

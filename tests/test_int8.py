@@ -16,8 +16,8 @@ LOGITS_ERROR = 0.05
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("n", "d"), [(1, 4), (37, 20), (7, 64), (300, 48)])
-def test_a_matrix_of_8_bits_is_within_one_percent(n, d, dtype):
-    weight, x = torch.randn(n, d), torch.randn(2, 3, 2 * d).to(dtype)[..., d:]  # not aligned, nor side by side
+def test_the_product_with_an_8_bit_matrix_is_within_one_percent(n, d, dtype):
+    weight, x = torch.randn(n, d), torch.randn(2, 3, 2 * d).to(dtype)[..., d:]  # neither aligned nor contiguous
     expected = x.float() @ weight.T
     found = Int8Linear(weight)(x)
     assert found.dtype == dtype
@@ -27,7 +27,7 @@ def test_a_matrix_of_8_bits_is_within_one_percent(n, d, dtype):
 
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_logits_are_within_the_stated_error_and_the_loss_is_theirs(name):
+def test_int8_logits_are_within_the_stated_error_and_the_loss_is_computed_from_them(name):
     model, tokens = tiny_model(name, positions="rope").float(), random_tokens(2, 16)
     exact = model(tokens)
     logits = model.to_int8()(tokens)
@@ -39,7 +39,7 @@ def test_logits_are_within_the_stated_error_and_the_loss_is_theirs(name):
         torch.testing.assert_close(model(tokens, targets, reduction=reduction), expected)
 
 
-def test_generation_continues_by_the_same_logits():
+def test_greedy_generation_follows_the_int8_logits():
     model, prompt = tiny_model("hamiltonian").float().to_int8(), random_tokens(1, 6)
     expected = prompt
     for _ in range(5):
@@ -48,7 +48,7 @@ def test_generation_continues_by_the_same_logits():
     assert not any(p.requires_grad for p in model.parameters())
 
 
-def test_another_device_is_one_clear_line():
+def test_int8_on_a_device_other_than_a_cpu_is_refused():
     with torch.device("meta"):
         model = TransformerLM.from_preset("nano")
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_another_device_is_one_clear_line():
         model.to_int8()
 
 
-def test_the_commands_generate_and_show_the_perplexity_beside_that_of_the_weights_as_trained(source, capsys):
+def test_the_commands_generate_with_int8_and_show_its_perplexity_beside_that_of_the_trained_weights(source, capsys):
     main(["generate", str(source.path), "--prompt", "1", "--tokens", "3", "--int8", "--device", "cpu"])
     assert capsys.readouterr().out.startswith("1")
     main(["eval", str(source.path), "--int8", "--device", "cpu"])

@@ -20,7 +20,7 @@ def mean_of(force, queries):
 
 
 def leapfrog_step(queries, k, dt, force):
-    """The paper's three lines: two evaluations a step."""
+    """The paper's three equations, with two force evaluations per step."""
     k = k + dt / 2 * mean_of(force, queries)
     queries = [q + dt * k for q in queries]
     return queries, k + dt / 2 * mean_of(force, queries)
@@ -43,7 +43,7 @@ STEPS = {
 
 
 def evolve_by_definition(q, k, dt, force, n_steps, method):
-    """Token by token and group by group, in the layout BTHD."""
+    """Evolves q and k token by token and group by group, in the layout BTHD."""
     q, k = q.clone(), k.clone()
     group_size = q.shape[2] // k.shape[2]
     for b, t, h in np.ndindex(k.shape[:3]):
@@ -64,14 +64,14 @@ def states(draw):
     return q, k, torch.rand(key_heads, dtype=torch.float64) / 2 + 0.01, mlp_force(d), draw(st.integers(1, 4))
 
 
-def test_every_method_has_its_equations_here():
+def test_the_equations_of_every_method_are_tested():
     assert {name for name, method in METHODS.items() if method.run} == set(STEPS)
 
 
 @pytest.mark.parametrize("layout", ["BTHD", "BHTD"])
 @pytest.mark.parametrize("method", STEPS)
 @given(state=states())
-def test_evolve_is_the_equations_for_any_grouping_and_layout(method, layout, state):
+def test_evolve_equals_the_equations_for_any_grouping_and_layout(method, layout, state):
     q, k, dt, force, n_steps = state
     expected = evolve_by_definition(q, k, dt, force, n_steps, method)
     if layout == "BHTD":
@@ -95,7 +95,7 @@ def test_evolve_is_the_equations_for_any_grouping_and_layout(method, layout, sta
     ],
 )
 @pytest.mark.parametrize("n_steps", [1, 3, 7])
-def test_evaluations_of_the_force_on_queries_and_on_keys(method, expected, n_steps):
+def test_the_number_of_force_evaluations_on_queries_and_on_keys(method, expected, n_steps):
     group_sizes = []
 
     def counted(x):
@@ -191,7 +191,7 @@ def test_the_potential_of_a_far_query_is_finite():
 
 @pytest.mark.parametrize("method", [name for name in STEPS if METHODS[name].inverse])
 @given(state=states())
-def test_running_backwards_undoes_the_motion_to_rounding(method, state):
+def test_the_inverse_undoes_the_dynamics_up_to_rounding(method, state):
     q, k, dt, force, n_steps = state
     moved = evolve(q, k, dt, force, n_steps, method)
     assert not torch.allclose(moved[1], k, atol=1e-6)
@@ -207,14 +207,14 @@ def test_leapfrog_with_reversed_keys_retraces_its_path(state):
     torch.testing.assert_close((back_q, -back_k), (q, k), rtol=1e-11, atol=1e-11)
 
 
-def test_leapfrog_with_a_negative_step_size_is_its_own_inverse():
+def test_leapfrog_with_the_negated_step_size_is_the_inverse():
     q, k, force = double_randn(5, 3), double_randn(5, 3), mlp_force(3)
     back = leapfrog(*leapfrog(q, k, 0.3, force, 4), -0.3, force, 4)
     torch.testing.assert_close(back, (q, k), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("group_size", [1, 3])
-def test_affine_coupling_is_invertible_to_rounding(group_size):
+def test_affine_coupling_is_invertible_up_to_rounding(group_size):
     affine = stir(build_dynamics(DynamicsConfig(method="affine"), width=4, n_kv_heads=2))
     q, k = double_randn(2, 3, 2 * group_size, 4), double_randn(2, 3, 2, 4)
     moved = affine(q, k)
@@ -225,7 +225,7 @@ def test_affine_coupling_is_invertible_to_rounding(group_size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("group_size", [1, 3])
-def test_affine_coupling_is_its_equations_with_means_over_the_group(group_size):
+def test_affine_coupling_equals_its_equations_with_means_over_the_group(group_size):
     affine = stir(build_dynamics(DynamicsConfig(method="affine"), width=4, n_kv_heads=2))
     q, k = double_randn(1, 2, 2 * group_size, 4), double_randn(1, 2, 2, 4)
     moved_q, moved_k = affine(q, k)
@@ -259,7 +259,7 @@ def test_affine_coupling_scales_no_coordinate_by_more_than_e():
 
 
 @pytest.mark.parametrize("method", ["leapfrog", "semi_implicit", "kick"])
-def test_a_module_inverts_itself(method):
+def test_the_inverse_of_a_module_undoes_its_forward_pass(method):
     module = stir(build_dynamics(DynamicsConfig(method=method, gate=True), width=4, n_kv_heads=2))
     q, k = double_randn(2, 3, 4, 4), double_randn(2, 3, 2, 4)
     torch.testing.assert_close(module.inverse(*module(q, k)), (q, k), rtol=1e-12, atol=1e-12)
@@ -275,14 +275,14 @@ def test_a_module_without_an_inverse_raises_an_error(method):
 @pytest.mark.parametrize("group_size", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("method", METHODS)
-def test_q_and_k_leave_in_the_dtype_they_came_in(method, dtype, group_size):
+def test_q_and_k_keep_their_dtype(method, dtype, group_size):
     module = stir(build_dynamics(DynamicsConfig(method=method), width=4, n_kv_heads=2)).to(dtype)
     q, k = module(torch.randn(1, 3, 2 * group_size, 4, dtype=dtype), torch.randn(1, 3, 2, 4, dtype=dtype))
     assert q.dtype == k.dtype == dtype
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.float32, torch.float64)])
-def test_q_and_k_of_different_dtypes_keep_their_own(dtypes):
+def test_q_and_k_of_different_dtypes_each_keep_their_dtype(dtypes):
     q, k = torch.randn(1, 3, 2, 4, dtype=dtypes[0]), torch.randn(1, 3, 2, 4, dtype=dtypes[1])
     assert tuple(x.dtype for x in evolve(q, k, 0.1, torch.neg)) == dtypes
 
@@ -290,7 +290,7 @@ def test_q_and_k_of_different_dtypes_keep_their_own(dtypes):
 @pytest.mark.parametrize("method", ["euler", "leapfrog", "semi_implicit", "key_residual"])
 def test_small_kicks_are_not_lost_in_bfloat16(method):
     q = k = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)
-    # each kick of 0.001 alone rounds to nothing: the next bfloat16 after 1 is 1.0078
+    # a single kick of 0.001 is lost in rounding: the next bfloat16 after 1 is 1.0078
     _, k = evolve(q, k, 0.1, lambda q: torch.full_like(q, 0.01), n_steps=8, method=method)
     assert float(k) == 1.0078125
 
@@ -311,7 +311,7 @@ def test_evolve_compiles_without_a_graph_break():
     torch.testing.assert_close(compiled(q, k, dt, force), evolve(q, k, dt, force))
 
 
-def test_an_unknown_method_suggests_the_nearest():
+def test_the_error_for_an_unknown_method_suggests_the_nearest_name():
     with pytest.raises(CoupledQKError, match=r"'leapfrgo'.*did you mean 'leapfrog'"):
         evolve(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2), 0.1, torch.neg, method="leapfrgo")
 
@@ -344,13 +344,13 @@ def test_an_unknown_method_suggests_the_nearest():
         ({"layout": "BHTD"}, r"in layout BHTD: expected equal B, T and d"),
     ],
 )
-def test_evolve_refuses(changed, message):
+def test_evolve_refuses_invalid_arguments(changed, message):
     arguments = {"q": torch.ones(1, 3, 4, 6), "k": torch.ones(1, 3, 2, 6), "dt": 0.1, "force": torch.neg, **changed}
     with pytest.raises(CoupledQKError, match=message):
         evolve(**arguments)
 
 
-def test_vmap_over_step_sizes():
+def test_evolve_supports_vmap_over_step_sizes():
     q, k, dts = double_randn(1, 3, 2, 4), double_randn(1, 3, 2, 4), torch.tensor([0.1, 0.3])
     many = torch.func.vmap(lambda dt: evolve(q, k, dt, torch.tanh))(dts)
     each = [torch.stack(x) for x in zip(*(evolve(q, k, dt, torch.tanh) for dt in dts), strict=True)]

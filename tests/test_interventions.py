@@ -18,7 +18,7 @@ def loss(model, tokens, changes=None):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_head_set_to_zero_is_a_head_whose_output_weights_are_zero(name):
+def test_a_head_set_to_zero_equals_a_head_whose_output_weights_are_zero(name):
     model, tokens = tiny_model(name), random_tokens(2, T)
     given = loss(model, tokens, without_head(1, 3))
     width = model.config.d_model // model.config.n_heads
@@ -36,7 +36,7 @@ def test_without_dynamics_is_the_limit_of_small_steps(name):
     assert still == pytest.approx(loss(model, tokens), rel=1e-12)
 
 
-def test_without_dynamics_of_one_layer_leaves_the_others_moving():
+def test_without_dynamics_in_one_layer_the_other_layers_still_evolve():
     model, tokens = tiny_model("hamiltonian"), random_tokens(1, T)
     with torch.no_grad(), record(model, without_dynamics(model, [1])) as tape:
         model(tokens)
@@ -62,7 +62,7 @@ def test_the_tape_holds_the_changed_value_and_gradients_pass_through_it(hook):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_a_change_that_returns_the_value_changes_nothing():
+def test_an_intervention_that_returns_the_value_changes_nothing():
     model, tokens = tiny_model("hamiltonian"), random_tokens(2, T)
     assert loss(model, tokens, {"blocks.0.attn.hook_v": lambda v, layer: v}) == loss(model, tokens)
 
@@ -70,7 +70,7 @@ def test_a_change_that_returns_the_value_changes_nothing():
 @pytest.mark.parametrize(
     "name", ["standard", "gqa", "hamiltonian", "hamiltonian_gqa", "euler_diff", "affine", "hamiltonian_diff_v2"]
 )
-def test_the_effects_on_the_loss_are_those_of_single_interventions(name):
+def test_loss_effects_equal_those_of_single_interventions(name):
     model, tokens = tiny_model(name), random_tokens(1, T)
     effects = loss_effects(model, tokens)
     assert effects.loss == pytest.approx(loss(model, tokens), rel=1e-9)
@@ -110,7 +110,7 @@ def one_still(layer, head, queries, keys):
 
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.parametrize("name", ["standard", "hamiltonian", "euler_diff", "hamiltonian_gqa", "affine"])
-def test_the_patterns_of_the_steps_start_without_and_end_with_the_dynamics(name, positions):
+def test_patterns_by_step_start_without_the_dynamics_and_end_with_them(name, positions):
     model, tokens = tiny_model(name, positions=positions), random_tokens(2, T)
     with torch.no_grad(), record(model) as tape:
         model(tokens)
@@ -122,13 +122,13 @@ def test_the_patterns_of_the_steps_start_without_and_end_with_the_dynamics(name,
     torch.testing.assert_close(patterns[0], still.layers[0].pattern(), rtol=1e-12, atol=1e-14)
 
 
-def test_attention_moved_is_the_weight_that_lies_elsewhere():
+def test_attention_moved_is_the_weight_that_other_tokens_gain():
     model, tokens = tiny_model("hamiltonian"), random_tokens(1, T)
     with torch.no_grad(), record(model) as tape:
         model(tokens)
     layer = tape.layers[0]
     before, after = layer.patterns()[0], layer.pattern()
-    expected = (after - before).clamp(min=0).sum(-1).mean(-1)  # what is gained is what was lost elsewhere
+    expected = (after - before).clamp(min=0).sum(-1).mean(-1)  # weight that some tokens gain is lost by others
     torch.testing.assert_close(attention_moved(layer), expected)
 
 
@@ -142,7 +142,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("changes", "says"), MISTAKES, ids=[says for _, says in MISTAKES])
-def test_a_mistake_is_named_and_leaves_no_hook(changes, says):
+def test_an_invalid_intervention_is_reported_and_leaves_no_hook(changes, says):
     model, tokens = tiny_model("euler"), random_tokens(2, T)
     before = loss(model, tokens)
     with pytest.raises(CoupledQKError, match=says):
@@ -167,6 +167,6 @@ def test_patterns_of_steps_are_refused_with_a_cache():
 
 
 @pytest.mark.parametrize("shape", [(2, T), (T,)])
-def test_effects_are_those_of_one_sequence(shape):
+def test_loss_effects_require_one_sequence(shape):
     with pytest.raises(CoupledQKError, match="expected one sequence"):
         loss_effects(tiny_model("hamiltonian"), torch.zeros(shape, dtype=torch.int64))

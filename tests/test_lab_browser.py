@@ -25,7 +25,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_tables_are_filled_and_curves_drawn_without_a_complaint_or_a_request(browser: Browser, page: Path) -> None:
+def test_tables_are_filled_and_curves_drawn_without_errors_or_network_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
     cells = browser.evaluate("[...document.querySelectorAll('table.lab td.r')].map(cell => cell.textContent.trim())")
     assert len(cells) > 40
@@ -41,7 +41,7 @@ def test_tables_are_filled_and_curves_drawn_without_a_complaint_or_a_request(bro
     assert browser.requests() == [page.as_uri()]
 
 
-def test_a_claim_leads_to_its_experiment(browser: Browser, page: Path) -> None:
+def test_a_claim_links_to_its_experiment(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.click(".claims tbody tr:last-child a")
     browser.wait_for("Math.abs(document.querySelector('#experiment-2').getBoundingClientRect().top) < 5")
@@ -49,7 +49,7 @@ def test_a_claim_leads_to_its_experiment(browser: Browser, page: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 390, 700, 1400])
-def test_nothing_sticks_out_sideways(width: int, browser: Browser, page: Path) -> None:
+def test_the_page_fits_the_width_of_the_screen(width: int, browser: Browser, page: Path) -> None:
     browser.open(page, width)
     browser.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     browser.assert_fits(width, "h1, h2, h3, p, li, svg, .wide, dd")

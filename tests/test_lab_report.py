@@ -55,7 +55,7 @@ def make_outcome(
     noise: float = 0.2,
     **changed: Any,
 ) -> Outcome:
-    """Made-up runs: seeds move all rows alike by about 1%, and each run by `noise` of its own."""
+    """Synthetic runs: each seed shifts all rows alike by about 1%, and each run has its own `noise`."""
     draw = random.Random(0)
     shared = {seed: draw.gauss(0, 0.4) for seed in seeds}
     values = {
@@ -116,7 +116,7 @@ def make_cell(label: str, seed: int, final: float) -> CellRecord:
 
 
 def with_status(outcome: Outcome, label: str, seed: int, status: Any, error: str | None = None) -> Outcome:
-    """The same with a cell that did not finish, and so is not in its row."""
+    """The outcome with a cell that did not finish and is therefore not in its row."""
     cells = [
         dataclasses.replace(c, status=status, error=error, train=c.train[:3], valid=c.valid[:3])
         if (c.label, c.seed) == (label, seed)
@@ -140,7 +140,7 @@ def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert to_json(read(tmp_path / "ablation-mini.json")) == (tmp_path / "ablation-mini.json").read_text()
 
 
-def test_a_diverged_run_is_null_in_the_file_and_no_number_again_when_read(tmp_path: Path) -> None:
+def test_a_diverged_run_is_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
     row = dataclasses.replace(make_row("euler", {0: 3.0}), seeds={0: math.nan, 1: 3.0}, std=math.nan)
     write(make_outcome(rows=(row,)), tmp_path / "o.json")
     plain = json.loads((tmp_path / "o.json").read_text(), parse_constant=pytest.fail)
@@ -168,7 +168,7 @@ def test_a_diverged_run_is_null_in_the_file_and_no_number_again_when_read(tmp_pa
         (lambda data: data.pop("experiment"), "is not the outcome of an experiment"),
     ],
 )
-def test_a_damaged_file_says_where(damage: Any, says: str, tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_file_says_where_it_is_damaged(damage: Any, says: str, tmp_path: Path) -> None:
     data = json.loads(to_json(make_outcome()))
     damage(data)
     (tmp_path / "o.json").write_text(json.dumps(data))
@@ -184,7 +184,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("path", FORMAT_1, ids=lambda path: path.stem)
-def test_an_outcome_of_format_1_is_read_in_the_words_of_format_2(path: Path, tmp_path: Path) -> None:
+def test_an_outcome_of_format_1_is_converted_to_format_2(path: Path, tmp_path: Path) -> None:
     before, outcome = json.loads(path.read_text("utf-8")), read(path)
     assert [verdict.finding for verdict in outcome.verdicts] == [WORDS[v["outcome"]] for v in before["verdicts"]]
     for verdict, old in zip(outcome.verdicts, before["verdicts"], strict=True):
@@ -202,7 +202,7 @@ def test_an_outcome_of_format_1_is_read_in_the_words_of_format_2(path: Path, tmp
     assert outcome.title in text_of(html_report([outcome]))
 
 
-def test_a_torn_or_missing_file_is_named_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_file_is_reported_and_unrelated_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[1, 2]")
     write(make_outcome(), tmp_path / "b.json")
     write(make_outcome(experiment="controls"), tmp_path / "a.json")
@@ -214,7 +214,7 @@ def test_a_torn_or_missing_file_is_named_and_foreign_files_are_passed_over(tmp_p
         read(tmp_path / "nowhere.json")
 
 
-def test_a_row_is_held_against_the_primary_claims_baseline_on_its_own_task() -> None:
+def test_a_row_is_compared_with_the_primary_claims_baseline_on_its_own_task() -> None:
     labels = ["standard on a", "euler on a", "diff on a", "standard on b", "euler on b", "diff on b"]
     claim = Claim(
         "gains more on a than on b",
@@ -243,7 +243,7 @@ def test_a_row_is_compared_with_the_baseline_of_its_own_claim() -> None:
     outcome = make_outcome(means, claims=claims)
     assert outcome.baselines == {
         "hamiltonian": "standard",
-        "gqa": "standard",  # it has no claim, and standard is the baseline of most
+        "gqa": "standard",  # has no claim, and standard is the most frequent baseline
         "hamiltonian_gqa": "gqa",
         "euler": "standard",
     }
@@ -253,7 +253,7 @@ def test_a_row_is_compared_with_the_baseline_of_its_own_claim() -> None:
     assert "baseline" not in results_table(make_outcome()).head, "one baseline is named in the heading"
 
 
-def test_a_row_without_a_claim_is_compared_with_the_baseline_most_like_it() -> None:
+def test_a_row_without_a_claim_is_compared_with_the_most_similar_baseline() -> None:
     settings: dict[str, dict[str, Any]] = {
         "standard": {},
         "coupled": {},
@@ -271,7 +271,7 @@ def test_a_row_without_a_claim_is_compared_with_the_baseline_most_like_it() -> N
     assert found["standard, long, lr 1"] == "standard, long"
 
 
-def test_an_effect_that_cannot_be_tested_is_that_of_the_seeds_in_common() -> None:
+def test_an_effect_that_cannot_be_tested_is_computed_from_the_seeds_in_common() -> None:
     outcome = make_outcome()
     rows = [make_row(r.label, {2: r.seeds[2]} if r.label == "euler" else r.seeds) for r in outcome.rows]
     table = results_table(dataclasses.replace(outcome, rows=tuple(rows)))
@@ -282,7 +282,7 @@ def test_an_effect_that_cannot_be_tested_is_that_of_the_seeds_in_common() -> Non
 # --- tables -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_our_numbers_beside_the_papers_and_the_verdict() -> None:
+def test_the_table_shows_our_numbers_the_papers_numbers_and_the_verdict() -> None:
     outcome = make_outcome()
     table = results_table(outcome)
     euler = dict(zip(table.head, table.rows[1], strict=True))
@@ -303,7 +303,7 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"[+-]?\d[\d,.]*", text.replace("−", "-").replace("$-$", "-"))
 
 
-def test_markdown_latex_and_the_page_say_the_same_numbers() -> None:
+def test_markdown_latex_and_html_show_the_same_numbers() -> None:
     outcome = make_outcome()
     page = html_report([outcome])
     for table in (results_table(outcome), costs_table(outcome)):
@@ -330,7 +330,7 @@ def test_empty_columns_are_omitted() -> None:
 # --- curves -----------------------------------------------------------------------------------------------------------------
 
 
-def test_curves_are_means_over_seeds_in_a_band_that_holds_every_seed() -> None:
+def test_curves_are_means_over_seeds_with_a_band_that_contains_every_seed() -> None:
     outcome = make_outcome()
     validation, change, training = panels(outcome)
     assert [series.name for series in validation.series] == ["standard", "euler", "diff"]
@@ -344,7 +344,7 @@ def test_curves_are_means_over_seeds_in_a_band_that_holds_every_seed() -> None:
     assert change.series[0].points[-1][1] == pytest.approx(fmean(changes)), "seed by seed"
 
 
-def test_a_chart_of_changes_shows_only_those_from_the_baseline_in_its_title() -> None:
+def test_a_chart_of_changes_shows_only_changes_from_the_baseline_in_its_title() -> None:
     claims = [Claim("a", "lower", "euler", "standard", primary=True), Claim("b", "lower", "diff", "euler")]
     changes = [panel for panel in panels(make_outcome(claims=claims)) if panel.name.startswith("change")]
     assert [(panel.title.rpartition(" ")[2], [series.name for series in panel.series]) for panel in changes] == [
@@ -352,7 +352,7 @@ def test_a_chart_of_changes_shows_only_those_from_the_baseline_in_its_title() ->
     ]  # fmt: skip
 
 
-def test_many_rows_are_spread_over_charts_that_all_show_the_baseline_and_no_row_changes_its_look() -> None:
+def test_many_rows_are_split_into_charts_that_all_show_the_baseline_and_each_row_keeps_its_style() -> None:
     outcome = make_outcome({"standard": 40.0} | {f"control {i}": 39.0 for i in range(8)})
     validation = [panel for panel in panels(outcome) if panel.name.startswith("validation")]
     assert [len(panel.series) for panel in validation] == [6, 4]
@@ -370,7 +370,7 @@ def test_an_unfinished_seed_is_not_averaged_with_finished_ones() -> None:
 # --- reports ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_counts_the_claims_and_says_why() -> None:
+def test_the_page_counts_the_findings_and_shows_reasons_and_origin() -> None:
     outcome = make_outcome()
     text = text_of(html_report([outcome, make_outcome(experiment="controls", title="Controls")]))
     assert [verdict.finding for verdict in outcome.verdicts] == ["supported", "inconclusive"]
@@ -382,7 +382,7 @@ def test_the_page_counts_the_claims_and_says_why() -> None:
     assert "different settings standard euler diff" in text
 
 
-def test_claims_with_too_few_runs_are_not_tested_rather_than_inconclusive() -> None:
+def test_claims_with_too_few_runs_are_reported_as_not_tested() -> None:
     page = markdown_report([make_outcome(), make_outcome(experiment="controls", seeds=[0])])
     assert "4 claims: 1 supported, 1 inconclusive, 2 not tested." in page
     assert page.count("| not tested |") >= 2
@@ -397,7 +397,7 @@ def test_failed_and_missing_runs_are_reported() -> None:
         assert "4 of 5" in report
 
 
-def test_a_row_without_any_run_has_dashes_and_breaks_nothing() -> None:
+def test_a_row_without_runs_is_shown_with_dashes() -> None:
     outcome = make_outcome(seeds=[0])
     outcome = with_status(outcome, "euler", 0, "waiting")
     outcome = dataclasses.replace(
@@ -413,7 +413,7 @@ def test_a_row_without_any_run_has_dashes_and_breaks_nothing() -> None:
     latex_report([outcome])
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     hostile = dataclasses.replace(make_outcome(), title=HOSTILE, caption=HOSTILE, command=HOSTILE, answer=(HOSTILE,))
     rows = tuple(dataclasses.replace(row, label=f"{HOSTILE}{i}") for i, row in enumerate(hostile.rows))
     page = html_report([dataclasses.replace(hostile, rows=rows, config={HOSTILE: HOSTILE}), hostile])
@@ -422,18 +422,18 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "\x00" not in page
 
 
-def test_the_page_asks_for_nothing_from_outside() -> None:
+def test_the_page_needs_no_external_resources() -> None:
     page = html_report([make_outcome(), make_outcome()])
     assert set(re.findall(r"""[a-z]+:?//[^\s"'<]+""", page)) <= {"http://www.w3.org/2000/svg"}
     assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', page))
     assert not re.search(r"""\b(src|url|@import)\s*[=(]""", page)
 
 
-def test_the_same_outcomes_give_the_same_bytes() -> None:
+def test_the_same_outcomes_give_a_byte_identical_page() -> None:
     assert html_report([make_outcome()]) == html_report([make_outcome()])
 
 
-def test_figures_are_svg_and_pdf_and_markdown_shows_them(tmp_path: Path) -> None:
+def test_figures_are_written_as_svg_and_pdf_and_shown_in_markdown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     outcome = make_outcome()
     written = write_figures([outcome], tmp_path / "figures")
@@ -449,7 +449,7 @@ def test_figures_are_svg_and_pdf_and_markdown_shows_them(tmp_path: Path) -> None
 # --- the command ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_takes_files_and_folders_and_writes_what_the_ending_says(
+def test_the_report_command_takes_files_and_folders_and_the_extension_sets_the_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(make_outcome(), tmp_path / "lab" / "ablation-mini.json")
@@ -464,7 +464,7 @@ def test_the_command_takes_files_and_folders_and_writes_what_the_ending_says(
     assert (tmp_path / "r.tex").read_text().count(r"\begin{tabular}") == 3
 
 
-def test_the_command_takes_run_folders_too(tmp_path: Path) -> None:
+def test_the_report_command_takes_run_folders(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "runs" / name, name) for name in ("euler", "standard")]
     main(["report", *map(str, runs), "-o", str(tmp_path / "a.html")])
     main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "b.html")])

@@ -1,4 +1,4 @@
-"""Experiments of the package, of a user's file and built in Python run in the same way."""
+"""Experiments from the package, from a user's file and from Python code run in the same way."""
 
 import os
 import re
@@ -95,7 +95,9 @@ def test_a_users_file_runs_from_python_and_from_the_command_line(mine, capsys):
         ("[mini]", "[mini", r"mine\.toml: "),
     ],
 )
-def test_a_mistake_in_a_users_file_is_one_line_with_the_file_and_the_place(mine, capsys, old, new, message):
+def test_a_mistake_in_a_users_file_is_reported_in_one_line_with_the_file_and_the_position(
+    mine, capsys, old, new, message
+):
     mine.write_text(mine.read_text().replace(old, new))
     with pytest.raises(SystemExit):
         main(["reproduce", str(mine)])
@@ -110,12 +112,12 @@ def test_a_missing_file_is_reported(capsys):
     assert "cannot read nowhere.toml: there is no such file" in capsys.readouterr().err
 
 
-def test_what_trains_nothing_is_not_run_as_a_grid():
+def test_an_experiment_that_trains_nothing_is_not_run_as_a_grid():
     with pytest.raises(CoupledQKError, match="throughput trains nothing"):
         run_experiment("throughput")
 
 
-def test_jobs_follow_the_cores_this_process_may_use(monkeypatch):
+def test_the_number_of_jobs_follows_the_cores_available_to_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert available_cores() == 3
@@ -125,8 +127,8 @@ def test_jobs_follow_the_cores_this_process_may_use(monkeypatch):
 # --- seeds ------------------------------------------------------------------------------------------------------------------
 
 
-def test_seeds_added_to_some_rows_train_only_what_is_new(tmp_path):
-    """Of a finished grid of three rows, two get seeds 0 to 4: the third stays, and its seeds stay in the outcome."""
+def test_adding_seeds_to_some_rows_trains_only_the_new_runs(tmp_path):
+    """Two of three rows of a finished grid get seeds 0 to 4; the third row keeps its seeds in the outcome."""
     experiment = parse("small", EXPERIMENT.replace("CORPUS", "python-stdlib"))
     run_queue(Queue.of([make_plan(experiment, "mini", tmp_path)]), first := Pretend(), Watch())
     assert len(first.started) == 7
@@ -141,7 +143,7 @@ def test_seeds_added_to_some_rows_train_only_what_is_new(tmp_path):
     assert sum(cell.label == "hamiltonian" for cell in more.cells) == 5
 
 
-def test_rows_are_checked(tmp_path):
+def test_unknown_rows_and_rows_without_seeds_are_refused(tmp_path):
     experiment = load("ablation")
     with pytest.raises(CoupledQKError, match="there is no row 'eulr'"):
         make_plan(experiment, "mini", tmp_path, seeds=[0], rows=["eulr"])
@@ -152,7 +154,7 @@ def test_rows_are_checked(tmp_path):
 # --- what is printed before anything is trained -----------------------------------------------------------------------------
 
 
-def test_a_dry_run_estimates_the_time_of_runs_unlike_any_finished_one(mine, capsys):
+def test_a_dry_run_estimates_the_time_without_similar_finished_runs(mine, capsys):
     main(["reproduce", str(mine), "--dry-run"])
     said = capsys.readouterr().out
     assert re.search(
@@ -164,7 +166,7 @@ def test_a_dry_run_estimates_the_time_of_runs_unlike_any_finished_one(mine, caps
     )
 
 
-def test_what_measures_shows_its_command_and_what_it_waits_for(tmp_path, capsys):
+def test_a_measurement_shows_its_command_and_the_runs_it_waits_for(tmp_path, capsys):
     for flag in ("--dry-run", "--status"):
         main(["reproduce", "rank", flag, "--out", str(tmp_path)])
         said = capsys.readouterr().out
@@ -172,7 +174,7 @@ def test_what_measures_shows_its_command_and_what_it_waits_for(tmp_path, capsys)
         assert "waits for standard, hamiltonian of ablation, seed 0" in said
 
 
-def test_what_measures_takes_runs_of_one_seed_or_of_the_seeds_it_is_given(tmp_path):
+def test_a_measurement_uses_runs_of_one_seed_or_of_the_given_seeds(tmp_path):
     plan = make_plan(load("ablation"), "mini", tmp_path)
     run_queue(Queue.of([plan]), Pretend(failing="-standard-s0-"), Watch())
     (only,) = measurements(load("rank"), "mini", tmp_path)
@@ -183,7 +185,7 @@ def test_what_measures_takes_runs_of_one_seed_or_of_the_seeds_it_is_given(tmp_pa
     assert [each.words[-1] for each in chosen] == [str(tmp_path / f"rank-mini-s{seed}") for seed in (0, 2)]
 
 
-def test_speeds_are_measured_in_rounds():
+def test_training_speeds_are_measured_once_per_round():
     configs = {name: recipe("mqar-mini", name, d_model=16, n_heads=2, batch_size=2) for name in ("standard", "euler")}
     speeds = training_speeds(configs, rounds=3, steps=1)
     assert {name: len(values) for name, values in speeds.items()} == {"standard": 3, "euler": 3}

@@ -53,7 +53,7 @@ primary = true
 
 
 @pytest.mark.parametrize("scale", ["mini", "paper"])
-def test_every_rung_sees_20_tokens_per_parameter_at_the_rate_of_one_rule(scale):
+def test_every_rung_sees_20_tokens_per_parameter_and_learning_rates_follow_one_rule(scale):
     plan = make_plan(load("ladder"), scale)
     reference, rate = {"mini": (250_000, 6e-3), "paper": (60_343_296, 6e-4)}[scale]
     counts = {}
@@ -88,7 +88,7 @@ def test_optional_rungs_are_trained_only_if_they_are_named(tmp_path):
         assert found == ["RoPE and qk_norm", "learned positions", *expected, "the paper"]
 
 
-def test_a_slope_is_that_of_least_squares():
+def test_the_slope_agrees_with_least_squares():
     points = [(5.0, -0.02), (5.0, -0.03), (6.0, -0.01), (6.0, 0.0), (7.0, 0.01), (7.0, 0.03)]
     slope = slope_of(points)
     assert slope is not None
@@ -99,7 +99,7 @@ def test_a_slope_is_that_of_least_squares():
     assert slope_of(points[:2]) is None
 
 
-def test_rungs_are_pairs_of_seeds_and_one_that_diverged_is_left_out():
+def test_rungs_pair_seeds_and_leave_out_diverged_runs():
     samples = {
         "standard, S": {0: 100.0, 1: 100.0},
         "coupled, S": {0: 98.0, 1: 96.0, 2: 1.0},
@@ -115,7 +115,7 @@ def test_rungs_are_pairs_of_seeds_and_one_that_diverged_is_left_out():
     assert found.slope == pytest.approx(0.02)
 
 
-def test_a_rung_whose_baseline_is_always_wrong_has_no_relative_effect():
+def test_a_rung_whose_baseline_has_zero_accuracy_has_no_relative_effect():
     samples = {"standard, S": {0: 0.0}, "coupled, S": {0: 0.1}, "standard, M": {0: 0.5}, "coupled, M": {0: 0.6}}
     found = fit_ladder(SPEC, samples, {"standard, S": 1_000, "standard, M": 10_000})
     assert [rung.size for rung in found.rungs] == ["M"]
@@ -135,13 +135,13 @@ def test_the_papers_effects_on_perplexity_are_not_shown_beside_those_on_another_
     assert [found.name for found in outcome(plan).ladders] == ["here"]
 
 
-def test_the_papers_sizes_have_its_effects():
+def test_the_papers_ladder_has_the_published_effects():
     assert {rung.size: round(rung.effect, 4) for rung in paper_ladder().rungs} == {
         "60M": -0.0661, "150M": -0.0672, "350M": -0.0102
     }  # fmt: skip
 
 
-def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
+def test_a_toy_ladder_runs_end_to_end(mine, capsys):  # noqa: F811
     corpus = mine.parent / "products.txt"
     mine.write_text(LADDER.replace("CORPUS", str(corpus)))
     main(["reproduce", str(mine)])
@@ -162,7 +162,7 @@ def test_a_toy_ladder_runs_from_end_to_end(mine, capsys):  # noqa: F811
     assert re.search(r"[+−][\d.]+ points to [+−][\d.]+ points", page)
 
 
-def test_rungs_trained_at_different_times_merge_into_the_ladder_of_all(mine):  # noqa: F811
+def test_rungs_trained_at_different_times_are_merged_into_one_ladder(mine):  # noqa: F811
     mine.write_text(LADDER.replace("CORPUS", str(mine.parent / "products.txt")))
     every, *parts = (run_experiment(mine, seeds=seeds, progress=False) for seeds in ([0, 1, 2], [0, 1], [2]))
     assert merge(parts).ladders == every.ladders

@@ -120,7 +120,7 @@ prepare(DataConfig(sys.argv[1], "bytes"), progress=on_bytes, jobs=2)
 
 
 @pytest.mark.usefixtures("short_parts")
-def test_after_a_kill_nothing_is_tokenized_again_and_no_process_is_left(config, tmp_path, monkeypatch):
+def test_after_a_kill_finished_parts_are_reused_and_no_process_is_left(config, tmp_path, monkeypatch):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, config.corpus], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -247,7 +247,7 @@ def test_a_large_text_that_was_written_to_is_hashed_again(config):
 
 
 @pytest.mark.usefixtures("large")
-def test_remembered_checksums_are_not_needed(config, tmp_path):
+def test_damaged_cached_checksums_are_ignored(config, tmp_path):
     first = prepare(config)
     for file in (tmp_path / "cache" / "checksums").iterdir():
         _flip(file)
@@ -265,7 +265,7 @@ def test_a_cache_that_cannot_be_written_to_can_be_used(config, tmp_path):
 
 
 @pytest.mark.usefixtures("large")
-def test_damage_that_left_no_trace_is_found_on_request_and_repaired(config, tmp_path, monkeypatch, capsys):
+def test_damage_not_visible_in_file_metadata_is_found_by_verify_and_repaired(config, tmp_path, monkeypatch, capsys):
     """Simulates a disk that returns wrong bytes, which the size, the times and the inode of a file do not reveal."""
     before = prepare(config).train.tolist()
     (file,) = (tmp_path / "cache").rglob("train.bin")
@@ -286,7 +286,7 @@ def test_damage_that_left_no_trace_is_found_on_request_and_repaired(config, tmp_
         assert prepare(config).train.tolist() == before
 
 
-def test_verifying_what_is_not_there_says_what_to_do(config, capsys):
+def test_verifying_a_corpus_that_is_not_tokenized_says_what_to_do(config, capsys):
     with pytest.raises(SystemExit):
         main(["data", "verify", "--corpus", config.corpus, "--tokenizer", "bytes"])
     assert "is not tokenized with bytes yet: run `coupledqk data prepare` first" in capsys.readouterr().err
@@ -295,8 +295,8 @@ def test_verifying_what_is_not_there_says_what_to_do(config, capsys):
     assert "--jobs 0: expected 1 to 10,000" in capsys.readouterr().err
 
 
-def test_what_reads_back_differently_is_refused(config, monkeypatch):
-    """As on a disk that loses writes."""
+def test_tokens_that_read_back_differently_are_refused(config, monkeypatch):
+    """Simulates a disk that loses writes."""
 
     def write_and_lose(*args: object) -> None:
         building.build(*args)
@@ -310,7 +310,7 @@ def test_what_reads_back_differently_is_refused(config, monkeypatch):
 
 
 def test_twenty_gigabytes_of_tokens_are_opened_without_reading_them(tmp_path):
-    """A sparse file, which takes no space. Reading it would take half a minute, loading it all of the memory."""
+    """Uses a sparse file, which takes no space; reading it would take half a minute and all of the memory."""
     file = tmp_path / "tokens.bin"
     with file.open("wb") as sparse:
         try:

@@ -30,21 +30,21 @@ def held(folder: Path) -> Lease:
 
 
 def rewrite(found: Lease, **changes: Any) -> None:
-    """Changes what a lease says, as its holder could."""
+    """Changes the content of a lease, as its holder could."""
     content = json.loads(found.path.read_bytes())
     found.path.write_bytes(json.dumps({**content, **changes}).encode().ljust(lease.SIZE))
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lease:
-    """A lease that a process of another machine holds, of which nothing is known but its heartbeats."""
+    """A lease held by a process on another machine, of which only the heartbeats are known."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.5)
     found = held(tmp_path / "lock")
     rewrite(found, machine="another")
     return found
 
 
-def test_it_is_held_until_it_is_released(tmp_path: Path) -> None:
+def test_a_lease_is_held_until_it_is_released(tmp_path: Path) -> None:
     folder = tmp_path / "lock"
     assert not is_held(folder)
     with held(folder) as first:
@@ -68,15 +68,15 @@ def compete(folder: Path, rounds: int, out: Path) -> None:
             time.sleep(0.001)
         begin = time.monotonic_ns()
         inside = folder.parent / "inside"
-        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if another process is here, too
+        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if another process holds the lease, too
         inside.unlink()
         spans.append((begin, time.monotonic_ns(), found.number))
-        # an abandoned one is another machine's, and is taken over when it has been watched for a while
+        # an abandoned lease appears to be another machine's and is taken over after it has been watched for a while
         rewrite(found, **({"machine": "lost"} if i % 4 == 0 else {"released": True}))
     out.write_text(json.dumps(spans))
 
 
-def test_of_several_processes_one_at_a_time_gets_it_and_every_stale_one_is_taken_over_once(tmp_path: Path) -> None:
+def test_one_process_at_a_time_holds_the_lease_and_every_stale_lease_is_taken_over_once(tmp_path: Path) -> None:
     outs = [tmp_path / f"{i}.json" for i in range(3)]
     processes = [SPAWN.Process(target=compete, args=(tmp_path / "lock", 12, out)) for out in outs]
     for process in processes:
@@ -105,7 +105,9 @@ def test_a_lease_of_another_machine_is_taken_over_when_its_heartbeats_have_stopp
 
 
 @pytest.mark.parametrize("skew", [-1e6, 1e6])
-def test_clocks_of_other_machines_do_not_matter(elsewhere: Lease, monkeypatch: pytest.MonkeyPatch, skew: float) -> None:
+def test_lease_expiry_does_not_depend_on_the_clocks_of_other_machines(
+    elsewhere: Lease, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
     """A heartbeat protects a lease however old its file looks; without one it expires however new its file looks."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 600.0)
     naps = []
@@ -125,7 +127,7 @@ def test_clocks_of_other_machines_do_not_matter(elsewhere: Lease, monkeypatch: p
     assert acquire(elsewhere.path.parent) is not None
 
 
-def test_after_sigkill_it_is_free_at_once_on_the_same_machine(tmp_path: Path) -> None:
+def test_after_sigkill_a_lease_is_free_at_once_on_the_same_machine(tmp_path: Path) -> None:
     code = f"""
 import sys, pathlib
 from coupledqk.lease import acquire
@@ -141,20 +143,22 @@ with acquire(pathlib.Path({str(tmp_path / "lock")!r})):
     process.send_signal(signal.SIGSTOP)
     assert acquire(tmp_path / "lock") is None, "a suspended process goes on later"
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has exited and is a zombie
     assert not is_held(tmp_path / "lock")
     assert acquire(tmp_path / "lock") is not None
     process.communicate()
 
 
-def test_the_number_of_a_dead_process_may_be_given_to_another_one(tmp_path: Path) -> None:
+def test_a_lease_is_free_if_its_process_id_now_belongs_to_another_process(tmp_path: Path) -> None:
     first = held(tmp_path / "lock")
     rewrite(first, started="1")
     assert not is_held(tmp_path / "lock")
     assert acquire(tmp_path / "lock") is not None
 
 
-def test_a_lease_without_a_name_is_watched_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_without_a_holder_is_watched_before_it_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The holder may be about to write its name, or may have died before writing it."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.3)
     (tmp_path / "lock").mkdir()

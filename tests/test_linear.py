@@ -20,7 +20,7 @@ def test_splitting_the_rows_of_a_matrix_changes_no_value(shape, n, d, threads):
         torch.set_num_threads(before)
 
 
-def test_only_a_single_row_without_gradients_is_split_rows():
+def test_the_matrix_is_split_only_for_a_single_row_without_gradients():
     weight = torch.randn(WORTH_SPLITTING // 64, 64)
     row = torch.randn(1, 1, 64)
     assert not worth_splitting(row, weight)  # gradients would be lost
@@ -33,7 +33,7 @@ def test_only_a_single_row_without_gradients_is_split_rows():
             assert not worth_splitting(row, weight)
 
 
-def test_a_layer_is_the_same_with_and_without_gradients():
+def test_a_layer_gives_the_same_output_with_and_without_gradients():
     layer, x = Linear(512, 300), torch.randn(1, 1, 512)
     out = layer(x)
     out.sum().backward()

@@ -46,7 +46,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradcheck(lambda x, w: linear_cross_entropy(x, w, targets), (x, weight))
 
 
-def test_second_derivatives_also_of_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_derivatives_are_correct_also_with_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "BLOCK", 20)
     x, weight, targets = make(4, 3, 7)
     assert torch.autograd.gradgradcheck(lambda x, w: linear_cross_entropy(x, w, targets), (x, weight))
@@ -54,14 +54,16 @@ def test_second_derivatives_also_of_frozen_weights(monkeypatch: pytest.MonkeyPat
     assert torch.autograd.gradgradcheck(lambda x: linear_cross_entropy(x, frozen, targets), (x,))
 
 
-def test_the_operator_is_registered_soundly() -> None:
+def test_the_operator_passes_opcheck() -> None:
     x, weight, targets = make(4, 3, 7, torch.float32)
     arguments = (x.flatten(0, 1), weight, targets.flatten(), torch.float32, True)
     torch.library.opcheck(loss._blockwise, arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_in_half_precision_it_is_as_good_as_the_plain_loss_under_a_large_loss_scale(dtype: torch.dtype) -> None:
+def test_in_half_precision_the_loss_is_as_accurate_as_the_plain_loss_under_a_large_loss_scale(
+    dtype: torch.dtype,
+) -> None:
     x, weight, targets = make(40, 16, 300, torch.float32)
     scale = 65536.0
     truth = with_gradients(plain_loss, x.double(), weight.double(), targets, scale=scale)
@@ -76,12 +78,12 @@ def test_in_half_precision_it_is_as_good_as_the_plain_loss_under_a_large_loss_sc
 def test_a_very_unlikely_target_has_a_finite_loss() -> None:
     x, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [500.0]])
     assert linear_cross_entropy(x, weight, torch.tensor([0])).item() == 500.0
-    # beside a likely one, too
+    # also together with a likely one
     rows, targets = torch.ones(2, 1, requires_grad=True), torch.tensor([0, 1])
     assert linear_cross_entropy(rows, weight, targets, "sum").item() == 500.0
 
 
-def test_without_gradients_none_are_made() -> None:
+def test_no_gradients_are_computed_under_no_grad() -> None:
     x, weight, targets = make(4, 3, 7)
     with torch.no_grad():
         value = linear_cross_entropy(x, weight, targets)
@@ -89,7 +91,7 @@ def test_without_gradients_none_are_made() -> None:
     torch.testing.assert_close(value, plain_loss(x, weight, targets).detach())
 
 
-def test_a_tied_matrix_gets_the_gradients_of_both_its_uses() -> None:
+def test_a_tied_matrix_gets_the_gradients_of_both_uses() -> None:
     _, weight, targets = make(5, 3, 7)
     tokens = torch.randint(7, targets.shape)
     lean, plain = (

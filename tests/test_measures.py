@@ -40,7 +40,7 @@ def causal_uniform(n=T):
 
 
 def banded(width, n=T):
-    """Every query looks at itself and at the tokens before it, `width` of them in all, or as many as there are."""
+    """A map in which every query attends uniformly to the last `width` tokens, itself included."""
     band = torch.ones(n, n, dtype=torch.float64).tril().triu(1 - width)
     return band / band.sum(-1, keepdim=True)
 
@@ -84,17 +84,17 @@ CLOSED_FORMS = [
 
 
 @pytest.mark.parametrize(("measure", "one_map", "expected"), CLOSED_FORMS, ids=lambda x: getattr(x, "__name__", None))
-def test_closed_forms(measure, one_map, expected):
+def test_measures_agree_with_closed_forms(measure, one_map, expected):
     assert of(measure, one_map.double()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_last_query_of_a_shorter_map_belongs_to_the_last_key():
+def test_the_last_query_is_aligned_with_the_last_key_if_there_are_fewer_queries():
     latest = causal_uniform()[-2:]  # as after decoding two tokens with a cache
     assert of(distance, latest) == pytest.approx(np.mean([(T - 2) / 2, (T - 1) / 2]))
 
 
 def test_redundancy_is_the_mean_cosine_with_the_other_heads():
-    same, other = torch.eye(T), torch.roll(torch.eye(T), 1, dims=1)  # without a common entry
+    same, other = torch.eye(T), torch.roll(torch.eye(T), 1, dims=1)  # no entry in common
     assert redundancy(torch.stack([same, same])[None])[0].tolist() == pytest.approx([1, 1])
     assert redundancy(torch.stack([same, same, other])[None])[0].tolist() == pytest.approx([0.5, 0.5, 0])
     assert redundancy(torch.stack([same, -2 * same])[None])[0].tolist() == pytest.approx([-1, -1])
@@ -136,7 +136,7 @@ def random_maps(draw):
 
 
 @given(maps=random_maps())
-def test_every_measure_is_its_definition_on_random_maps(maps):
+def test_every_measure_agrees_with_its_definition_on_random_maps(maps):
     expected = by_definition(maps.numpy())
     measured = measure_maps(maps)
     assert measured.keys() == expected.keys()
@@ -145,7 +145,7 @@ def test_every_measure_is_its_definition_on_random_maps(maps):
 
 
 @given(maps=random_maps())
-def test_neither_signs_nor_the_sums_of_rows_matter_where_shares_are_taken(maps):
+def test_entropy_sink_mass_and_distance_do_not_depend_on_signs_or_row_sums(maps):
     changed = maps * torch.randn(maps.shape[:-1])[..., None] * torch.where(torch.rand(maps.shape) < 0.5, -1.0, 1.0)
     for measure in (entropy, sink_mass, distance):
         torch.testing.assert_close(measure(changed), measure(maps))
@@ -164,13 +164,13 @@ def test_the_effective_rank_of_float32_maps_is_exact_to_seven_digits(sharpness):
     torch.testing.assert_close(effective_rank(singular_values(maps)), exact, rtol=2e-7, atol=0)
 
 
-def test_singular_values_leave_the_number_of_threads_alone():
+def test_singular_values_do_not_change_the_number_of_threads():
     before = torch.get_num_threads()
     singular_values(torch.randn(1, 5, 8, 8))
     assert torch.get_num_threads() == before
 
 
-def test_maps_whose_decomposition_fails_leave_the_number_of_threads_of_later_threads_alone():
+def test_a_failed_decomposition_does_not_change_the_number_of_threads_of_later_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -191,7 +191,7 @@ def test_maps_of_one_token_are_refused():
 
 
 def moving(name, group_size=1, **settings):
-    """A layer's tape, after a pass of random inputs in float64, the same every time."""
+    """A layer's tape after a forward pass on fixed random inputs in float64."""
     torch.manual_seed(0)
     attention = tiny_attention(name, d_model=32, n_heads=4, group_size=group_size, **settings)
     with torch.no_grad(), record(attention) as tape:
@@ -226,7 +226,7 @@ def test_other_dynamics_change_volume_by_the_determinant_of_their_jacobian(name,
     assert measured.abs().min() > 1e-6
 
 
-def test_under_drift_alone_queries_move_along_their_keys_and_keys_stand_still():
+def test_under_drift_alone_queries_move_along_their_keys_and_keys_do_not_move():
     layer = moving("drift", n_steps=3)
     measured = measure_motion(layer)
     dt = layer.attention.dynamics.tau.exp().detach()
@@ -249,14 +249,14 @@ def test_angles_are_exact_from_the_smallest_to_the_largest(degrees):
 
 
 def energy_errors(method, dt, group_size, time):
-    """H − H₀ along a trajectory of that duration, (n + 1, trajectories)."""
+    """H − H₀ along trajectories of duration `time`, of shape (n + 1, trajectories)."""
     settings = {"method": method, "n_steps": round(time / dt), "step_size": dt, "learn_step_size": False}
     along = energy(moving("potential", group_size, **settings))
     return (along - along[0]).flatten(1)
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_leapfrog_in_a_potential_keeps_the_energy_to_second_order(group_size):
+def test_leapfrog_in_a_potential_conserves_energy_to_second_order(group_size):
     steps = [0.1, 0.05, 0.025]
     errors = [float(energy_errors("leapfrog", dt, group_size, time=3).abs().amax(0).mean()) for dt in steps]
     slope, _ = np.polyfit(np.log(steps), np.log(errors), 1)
@@ -264,18 +264,18 @@ def test_leapfrog_in_a_potential_keeps_the_energy_to_second_order(group_size):
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_leapfrog_in_a_potential_keeps_the_energy_without_trend(group_size):
+def test_the_energy_error_of_leapfrog_in_a_potential_does_not_grow(group_size):
     parts = energy_errors("leapfrog", 0.1, group_size, time=16).abs().chunk(4)
     first, *_, last = (float(part.amax(0).mean()) for part in parts)
     assert last < 1.5 * first
 
 
-def test_euler_in_a_potential_gains_energy_on_and_on():
+def test_the_energy_of_euler_in_a_potential_keeps_growing():
     first, *_, last = (float(part.mean()) for part in energy_errors("euler", 0.1, 1, time=16).chunk(4))
     assert last > 4 * first > 0
 
 
-def test_energy_measures_are_those_of_the_trajectory():
+def test_energy_measures_agree_with_the_trajectory():
     layer = moving("potential")
     measured, along = measure_motion(layer), energy(layer)
     torch.testing.assert_close(measured["energy"], along[0].mean(1))
@@ -283,7 +283,7 @@ def test_energy_measures_are_those_of_the_trajectory():
     assert (measured["energy_error"] >= measured["energy_drift"].abs()).all()
 
 
-def test_each_variant_has_the_measures_that_its_dynamics_have():
+def test_each_variant_has_the_measures_of_its_dynamics():
     every = {"q_moved", "k_moved", "q_turned", "k_turned", "attention_moved", "volume_change"}
     assert measure_motion(moving("standard")) == {}
     assert measure_motion(moving("affine")).keys() == every
@@ -293,7 +293,7 @@ def test_each_variant_has_the_measures_that_its_dynamics_have():
         energy(moving("euler"))
 
 
-def test_measuring_inside_the_block_does_not_disturb_the_tape():
+def test_measuring_while_recording_does_not_change_the_tape():
     attention = tiny_attention("euler", d_model=32, n_heads=4)
     with torch.no_grad(), record(attention) as tape:
         attention(double_randn(1, 5, 32))
@@ -309,7 +309,7 @@ def test_every_measure_is_defined_in_its_docstring_and_in_the_documentation():
         assert f"`{name}`" in text
 
 
-def test_the_documentations_python_runs():
+def test_the_python_code_of_the_documentation_runs():
     text = (Path(__file__).parent.parent / "docs" / "analysis.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(blocks) == 2
@@ -329,7 +329,7 @@ def same(survey, other):
 
 
 @pytest.mark.parametrize("name", SURVEYED)
-def test_a_survey_in_batches_is_the_survey_of_all_at_once(name):
+def test_a_survey_in_batches_equals_the_survey_of_a_single_batch(name):
     model, tokens = tiny_model(name), random_tokens(4, 12)
     whole = survey(model, [tokens])[12]
     same(survey(model, tokens.split(1))[12], whole)
@@ -344,7 +344,7 @@ def test_a_survey_in_batches_is_the_survey_of_all_at_once(name):
 
 @pytest.mark.parametrize("name", SURVEYED)
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_a_causal_models_map_of_a_shorter_text_is_a_leading_block(name, positions):
+def test_a_survey_at_a_shorter_length_equals_the_survey_of_the_shorter_text(name, positions):
     model, tokens = tiny_model(name, positions=positions), random_tokens(2, 12)
     by_length = survey(model, [tokens], lengths=[5, 12])
     alone = survey(model, [tokens[:, :5]])[5]
@@ -359,7 +359,7 @@ def test_a_length_given_twice_is_measured_once():
     same(survey(model, [tokens], lengths=[12, 12])[12], survey(model, [tokens])[12])
 
 
-def test_the_longest_length_is_that_of_the_motion_too():
+def test_motion_is_measured_at_the_longest_length():
     model, tokens = tiny_model("hamiltonian"), random_tokens(2, 12)
     same(survey(model, [tokens], lengths=[5])[5], survey(model, [tokens[:, :5]])[5])
 
@@ -392,7 +392,7 @@ def test_memory_does_not_grow_with_the_number_of_batches():
     assert live[5] - live[4] == live[3] - live[2] < one_map
 
 
-def test_a_survey_of_nothing_is_refused():
+def test_a_survey_without_sequences_is_refused():
     with pytest.raises(CoupledQKError, match="no batches"):
         survey(tiny_model(), [])
 
@@ -410,14 +410,14 @@ def test_windows_are_spread_over_the_text_and_do_not_overlap():
 # Comparisons
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say():
+def test_paired_intervals_have_their_nominal_coverage():
     sample = 3 + 2 * np.random.default_rng(0).normal(size=(8, 4000))
     found = paired(sample)
     covered = np.abs(found["difference"] - 3) <= found["margin"]
     assert covered.mean() == pytest.approx(0.95, abs=0.012)
 
 
-def test_pairing_takes_out_what_the_text_does_to_both():
+def test_pairing_removes_the_variation_between_texts():
     text = 10 * double_randn(20, 1, 1)
     theirs = Survey({"entropy": text + 0.01 * double_randn(20, 2, 3), "distance": text.expand(20, 2, 3)})
     ours = Survey({"entropy": text + 0.5 + 0.01 * double_randn(20, 2, 3), "dt": text})

@@ -1,4 +1,4 @@
-"""Merging outcomes gives what training all of their runs together gives."""
+"""Merging outcomes gives the same result as training all of their runs together."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def without_costs(outcome: Outcome) -> Outcome:
-    """Without what depends on the speed of the machine or on the order of sums."""
+    """The outcome without values that depend on the speed of the machine or on the order of sums."""
     rows = tuple(
         replace(
             row,
@@ -49,14 +49,14 @@ def without_costs(outcome: Outcome) -> Outcome:
     return replace(outcome, rows=rows)
 
 
-def test_merged_seeds_say_what_seeds_trained_together_say(files: dict[str, Path]):
+def test_merged_seeds_give_the_same_outcome_as_seeds_trained_together(files: dict[str, Path]):
     merged = merge([read(files["one"]), read(files["two"])])
     assert without_costs(merged) == without_costs(read(files["all"]))
     assert merged.verdicts[0].evidence is not None
     assert merged.verdicts[0].evidence.n == (3, 3)
 
 
-def test_definitions_that_differ_are_replaced_by_the_general_one(files: dict[str, Path]):
+def test_different_definitions_of_the_metric_are_replaced_by_the_general_one(files: dict[str, Path]):
     one, two = read(files["one"]), read(files["two"])
     assert merge([one, two]).metric == one.metric
     assert merge([one, replace(two, metric=replace(two.metric, definition="of another text"))]).metric == PERPLEXITY
@@ -80,7 +80,7 @@ def test_another_experiment_contributes_the_rows_in_common(files: dict[str, Path
 
 @pytest.fixture(scope="module")
 def reach(files: dict[str, Path]) -> dict[str, Outcome]:
-    """The same runs with tokens to reach as the metric: the outcome of all runs, and one without any."""
+    """Outcomes with tokens to reach as the metric: one with all of the runs, and one without runs."""
     folder = files["all"].parent
     experiment = folder / "reach.toml"
     experiment.write_text((folder / "mine.toml").read_text().replace('"perplexity"', '"tokens_to_reach"'))
@@ -107,7 +107,7 @@ def test_runs_that_did_not_reach_their_target_keep_their_measures_and_are_not_ca
     assert "hamiltonian did not reach the target with seeds 0, 1, 2" in merged.verdicts[0].sentence
 
 
-def test_a_mistake_in_the_name_of_the_report_leaves_no_merged_file(files: dict[str, Path], tmp_path: Path, capsys):
+def test_an_invalid_report_name_leaves_no_merged_file(files: dict[str, Path], tmp_path: Path, capsys):
     with pytest.raises(SystemExit):
         main(["report", *map(str, files.values()), "--merge", str(tmp_path / "both.json"), "-o", "both.pdf"])
     assert "--out both.pdf: expected" in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, P
     assert "exists and is not one of the files to merge" in capsys.readouterr().err
 
 
-def test_what_cannot_be_compared_is_refused(files: dict[str, Path]):
+def test_outcomes_that_cannot_be_compared_are_refused(files: dict[str, Path]):
     one, two = read(files["one"]), read(files["two"])
     with pytest.raises(CoupledQKError, match="seed 0, has a result in two outcomes"):
         merge([one, one])

@@ -1,4 +1,4 @@
-"""Training with several processes: the same numbers as with one, resuming with any number, and failures in one line."""
+"""Training with several processes gives the same numbers as with one, resumes with any number, and fails in one line."""
 
 import json
 import os
@@ -45,7 +45,7 @@ STAGES = ((None, 6), ("ddp", 8), ("fsdp", 11), ("fsdp", 14), ("ddp", 17), ("fsdp
 
 
 def torchrun(*arguments: str | Path, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Two processes on a free port; none of them outlives the test."""
+    """Runs two processes on a free port and ends them before the test ends."""
     root = Path(__file__).parents[1]
     paths = os.pathsep.join([str(root / "src"), str(root / "tests")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
@@ -66,7 +66,7 @@ def torchrun(*arguments: str | Path, options: tuple[str, ...] = ()) -> subproces
 
 
 class Finished:
-    """The folder in which one job of two processes has trained everything that the tests look at."""
+    """The folder with all runs that one job of two processes has trained for these tests."""
 
     def __init__(self, folder: Path, configs: dict[str, RunConfig]) -> None:
         self.folder, self.configs = folder, configs
@@ -147,19 +147,19 @@ def assert_same_training(one: Run, several: Run, tolerance: float) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_train_as_one_does(job: Finished, case: str, strategy: str) -> None:
+def test_two_processes_give_the_same_training_as_one(job: Finished, case: str, strategy: str) -> None:
     one, several = job.run(case), job.run(f"{case}-{strategy}")
     assert_same_training(one, several, 1e-5 if one.config.train.precision == "fp32" else 1e-3)
     assert several.result["context_gain"] == pytest.approx(one.result["context_gain"], abs=1e-3)
     assert (newest(several) / "state.pt").is_file() == (strategy == "ddp")
-    if strategy == "fsdp":  # no format that could hold a program
+    if strategy == "fsdp":  # no file format that could contain code
         files = [path for path in newest(several).rglob("*") if path.is_file()]
         assert {path.suffix for path in files} == {".safetensors", ".json"}
         assert sum(path.parent.name == "optimizer" for path in files) == 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_in_bf16_two_processes_have_the_losses_of_one_to_its_rounding(job: Finished, strategy: str) -> None:
+def test_in_bf16_two_processes_have_the_losses_of_one_up_to_rounding(job: Finished, strategy: str) -> None:
     losses, theirs = (
         [step["loss"] for step in job.run(name).metrics("train")] for name in ("bf16", f"bf16-{strategy}")
     )
@@ -172,13 +172,13 @@ def test_every_task_can_be_trained_on_two_processes(job: Finished, task: str, st
     assert_same_training(job.run(task), job.run(f"{task}-{strategy}"), 1e-5)
 
 
-def test_a_run_resumes_on_another_number_of_processes_and_by_another_strategy(job: Finished) -> None:
+def test_a_run_resumes_with_another_number_of_processes_and_another_strategy(job: Finished) -> None:
     chain = run_to(job.configs["chain"], job.folder / "chain")
     assert len(chain.info["starts"]) == len(STAGES)
     assert_same_training(run_to(job.configs["chain"], job.folder / "unbroken"), chain, 1e-5)
 
 
-def test_what_processes_disagree_about_is_refused_once(job: Finished) -> None:
+def test_an_invalid_job_is_reported_by_one_process_only(job: Finished) -> None:
     reports = [json.loads((job.folder / f"report-{rank}.json").read_text()) for rank in range(2)]
     expected = {
         "settings": "different settings: runtime.micro_batch is 1 on the first and 2 on rank 1, train.lr is 0.1 on the first",
@@ -199,7 +199,7 @@ def test_an_overflow_on_one_process_skips_the_update_on_all(job: Finished) -> No
     assert all(found["scale"] == 512.0 and found["changed"] == 0.0 for found in overflows)
 
 
-def test_a_killed_process_ends_the_job_in_one_line_and_torchrun_resumes_it(text: Path, tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_job_with_one_line_and_torchrun_resumes_it(text: Path, tmp_path: Path) -> None:
     config = tiny(text, "standard", threads=1, batch_size=4)
     (tmp_path / "config.toml").write_text(to_toml(config))
     flags = ["train", "--config", tmp_path / "config.toml", "--out", tmp_path / "run"]
@@ -225,7 +225,7 @@ def test_a_mistake_in_the_command_is_reported_by_the_first_process(
     assert done.returncode != 0
     assert len(lines) == 1, done.stderr
     assert "steps=-1" in lines[0]
-    monkeypatch.setenv("RANK", "1")  # of a job whose first process has not found it
+    monkeypatch.setenv("RANK", "1")  # as in a job whose first process has not found the mistake
     monkeypatch.setattr("coupledqk.cli.train.SECONDS_FOR_FIRST", 0.0)
     with pytest.raises(SystemExit):
         main(command)
@@ -243,7 +243,7 @@ def test_sharding_without_torchrun_is_refused(text: Path, tmp_path: Path, capsys
     assert not (tmp_path / "run").exists()
 
 
-def test_shards_that_cannot_be_written_end_in_one_line(tmp_path: Path) -> None:
+def test_shards_that_cannot_be_written_are_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "optimizer").write_text("a file where the folder of the shards should be")
     state = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}}
     with pytest.raises(FileError, match=r"cannot write .*optimizer .*: free some space") as error:
@@ -252,7 +252,7 @@ def test_shards_that_cannot_be_written_end_in_one_line(tmp_path: Path) -> None:
 
 
 class Member(Mesh):
-    """One of several processes, without the others."""
+    """One process of a mesh, without the other processes."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world

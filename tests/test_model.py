@@ -33,7 +33,7 @@ def count(size, name, **settings):
         ("diff", 60_343_360),
     ],
 )
-def test_counts_of_the_papers_table(name, expected):
+def test_parameter_counts_agree_with_the_papers_table(name, expected):
     assert count("small", name) == expected
 
 
@@ -46,7 +46,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("size", "n_positions"), [("tiny", 2048), ("small", 2048), ("medium", 512), ("large", 512)])
-def test_counts_by_arithmetic(size, n_positions):
+def test_parameter_counts_agree_with_the_formula(size, n_positions):
     d, heads, layers, d_ff = SIZES[size]
     d_k = d // heads
     norm = d
@@ -92,7 +92,7 @@ def test_counts_by_arithmetic(size, n_positions):
     assert {name: count(size, name, n_positions=n_positions) for name in VARIANTS} == expected
 
 
-def test_counts_of_optional_parts():
+def test_parameter_counts_of_optional_parts():
     standard = count("small", "standard")
     assert count("small", "standard", positions="rope") == standard - 2048 * 512
     assert count("small", "standard", qk_norm=True) == standard + 8 * 2 * 64
@@ -101,7 +101,7 @@ def test_counts_of_optional_parts():
     assert count("small", "diff", flavour="official") == standard + 8 * 4 * 32
 
 
-def test_the_paper_at_medium_fits_512_positions():
+def test_the_papers_medium_parameter_count_implies_512_positions():
     assert round(count("medium", "standard", n_positions=512) / 1e6, 1) == 152.3
 
 
@@ -131,7 +131,7 @@ def flat_gradient(loss, model):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)])
 
 
-def test_the_loss_is_the_cross_entropy_of_the_targets_that_count_with_its_gradients():
+def test_the_loss_and_its_gradients_equal_the_cross_entropy_of_the_targets_that_count():
     model, tokens, targets = tiny_model(), random_tokens(2, 5), random_tokens(2, 5)
     targets[0, :3] = -100
     log_p = model(tokens).log_softmax(-1)
@@ -168,7 +168,7 @@ def llama_weights(model):
 
 
 @pytest.mark.parametrize("name", ["standard", "gqa"])
-def test_the_model_with_rope_is_llama(name):
+def test_the_model_with_rope_equals_llama(name):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model, tokens = tiny_model(name, positions="rope"), random_tokens(2, 9)
@@ -185,12 +185,12 @@ def test_the_model_with_rope_is_llama(name):
     )
     llama = LlamaForCausalLM(config).double()
     llama.load_state_dict(llama_weights(model), strict=True)
-    # its norms compute in float32
+    # Llama computes its norms in float32
     torch.testing.assert_close(model(tokens), llama(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def decode(model, tokens, sizes, padding=None):
-    """Logits of the tokens, given to a cache in chunks of these sizes."""
+    """Logits of the tokens when a cache receives them in chunks of these sizes."""
     cache, parts, end = model.new_cache(tokens.shape[1]), [], 0
     with torch.no_grad():
         for size in sizes:
@@ -260,7 +260,7 @@ def test_checkpointing_changes_neither_the_loss_nor_its_gradients(name, position
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_checkpointing_runs_every_block_again_in_the_backward():
+def test_checkpointing_runs_every_block_again_in_the_backward_pass():
     model, tokens = tiny_model("hamiltonian"), random_tokens(2, 9)
     calls = []
     model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
@@ -271,7 +271,7 @@ def test_checkpointing_runs_every_block_again_in_the_backward():
 
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @every_variant
-def test_every_variant_is_one_graph(name, positions):
+def test_every_variant_compiles_to_one_graph(name, positions):
     torch.compiler.reset()
     model, tokens = tiny_model(name, n_layers=1, positions=positions), random_tokens(2, 5)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -294,7 +294,7 @@ def test_compiled_equals_eager_forward_and_backward(name, positions):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.parametrize("name", ["standard", "hamiltonian", "euler_gqa", "diff"])
-def test_a_traced_model_is_the_model(name, positions):
+def test_a_traced_model_equals_the_original(name, positions):
     model = tiny_model(name, positions=positions).eval()
     with torch.no_grad():
         traced = torch.jit.trace(model, random_tokens(2, 7))
@@ -304,7 +304,7 @@ def test_a_traced_model_is_the_model(name, positions):
 
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_stays_near_full_precision(name, dtype):
+def test_autocast_is_close_to_full_precision(name, dtype):
     model, tokens, targets = tiny_model(name, qk_norm=True).float(), random_tokens(2, 9), random_tokens(2, 9)
     loss = model(tokens, targets)
     gradient = flat_gradient(loss, model)
@@ -317,7 +317,7 @@ def test_autocast_stays_near_full_precision(name, dtype):
 
 
 @every_variant
-def test_a_saved_model_loads_to_the_same_logits(name, tmp_path):
+def test_a_saved_and_loaded_model_gives_the_same_logits(name, tmp_path):
     from safetensors.torch import load_file, save_file
 
     model, tokens = tiny_model(name), random_tokens(2, 9)
@@ -328,7 +328,7 @@ def test_a_saved_model_loads_to_the_same_logits(name, tmp_path):
 
 
 @every_variant
-def test_a_model_built_without_storage_and_initialised_later_is_the_same(name):
+def test_a_model_built_on_the_meta_device_and_initialised_later_is_the_same(name):
     with torch.device("meta"):
         model = TransformerLM.from_preset("nano", name, **TINY)
     assert all(p.is_meta for p in model.parameters())
@@ -385,7 +385,7 @@ def test_bad_input_is_refused(arguments, message):
         tiny_model()(**arguments)
 
 
-def test_cached_tokens_count_against_the_positions():
+def test_cached_tokens_count_towards_the_number_of_positions():
     model = tiny_model()
     cache = model.new_cache(40)
     model(random_tokens(1, 30), cache=cache)
@@ -393,7 +393,7 @@ def test_cached_tokens_count_against_the_positions():
         model(random_tokens(1, 3), cache=cache)
 
 
-def test_rope_has_no_longest_sequence():
+def test_rope_has_no_maximum_sequence_length():
     assert tiny_model(positions="rope")(random_tokens(1, 50)).shape == (1, 50, 37)
 
 
@@ -401,7 +401,7 @@ if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(state_dict_shapes(), indent=1) + "\n")
 
 
-def test_gradients_of_each_sequence_by_torch_func():
+def test_torch_func_computes_the_gradients_of_each_sequence():
     model, tokens = tiny_model(), random_tokens(2, 5)
     weights = dict(model.named_parameters())
 
@@ -414,7 +414,7 @@ def test_gradients_of_each_sequence_by_torch_func():
         torch.testing.assert_close([each[name][row] for name in weights], list(plain))
 
 
-def test_second_derivatives_of_the_loss_with_tied_embeddings():
+def test_second_derivatives_of_the_loss_are_correct_with_tied_embeddings():
     model, tokens = tiny_model().double(), random_tokens(2, 5)
     weights = list(model.parameters())
 

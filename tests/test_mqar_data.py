@@ -1,4 +1,4 @@
-"""Associative recall: Zoology's rows value by value, and the properties of the paper's rows."""
+"""Associative-recall data: Zoology's rows are reproduced exactly, and the paper's rows have their stated properties."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def sizes(draw, small_vocabulary: bool):
-    """Pairs, length and vocabulary that fit together, up to the tightest fit."""
+    """Compatible numbers of pairs, lengths and vocabulary sizes, including the limits."""
     pairs = draw(st.integers(1, 9))
     length = 4 * pairs + 2 * draw(st.integers(0, 12))
     fewest = 2 * (pairs + 1) if small_vocabulary else length + 1
@@ -23,7 +23,7 @@ def sizes(draw, small_vocabulary: bool):
 
 
 def assert_recall(inputs, labels, pairs, length, vocab_size):
-    """A row shows every key once with its value, then asks for every key once; the label is the key's value."""
+    """Each row shows every key once with its value and then queries every key once; the label is the key's value."""
     assert inputs.shape == labels.shape == (len(inputs), length)
     assert inputs.dtype == labels.dtype == torch.int64
     half = vocab_size // 2
@@ -58,25 +58,25 @@ def test_zoology_golden_example():
 
 
 @given(size=sizes(small_vocabulary=False), rows=st.integers(1, 5), seed=seeds, power_a=st.floats(0.01, 2))
-def test_zoology_rows_ask_for_what_they_showed(size, rows, seed, power_a):
+def test_zoology_rows_query_the_keys_they_showed(size, rows, seed, power_a):
     pairs, length, vocab_size = size
     batch = zoology_mqar(vocab_size, rows, length, pairs, seed, power_a, random_non_queries=False)
     assert_recall(*batch, pairs, length, vocab_size)
 
 
 @given(size=sizes(small_vocabulary=False), seed=seeds)
-def test_fillers_replace_zeros_only_and_follow_from_the_seed(size, seed):
+def test_fillers_replace_only_zeros_and_depend_only_on_the_seed(size, seed):
     pairs, length, vocab_size = size
     plain, labels = zoology_mqar(vocab_size, 3, length, pairs, seed, random_non_queries=False)
     filled = zoology_mqar(vocab_size, 3, length, pairs, seed)
     assert torch.equal(filled[0][plain != 0], plain[plain != 0])
     assert torch.equal(filled[1], labels)
-    torch.rand(3)  # whatever others draw from the global generators
+    torch.rand(3)  # other draws from the global generators
     np.random.rand(3)
     assert same(filled, zoology_mqar(vocab_size, 3, length, pairs, seed))
 
 
-def test_drawing_leaves_the_global_generators_alone():
+def test_drawing_does_not_change_the_global_generators():
     torch_state, numpy_state = torch.get_rng_state(), str(np.random.get_state())
     zoology_mqar(20, 3, 16, 2, seed=0)
     paper_mqar(2, 16, seed=0, step=0)
@@ -88,7 +88,7 @@ def test_drawing_leaves_the_global_generators_alone():
 
 
 @given(size=sizes(small_vocabulary=True), rows=st.integers(1, 5), seed=st.integers(), step=st.integers(0, 10**6))
-def test_paper_rows_ask_for_what_they_showed(size, rows, seed, step):
+def test_paper_rows_query_the_keys_they_showed(size, rows, seed, step):
     pairs, length, vocab_size = size
     batch = paper_mqar(pairs, length, seed, step, rows, vocab_size)
     assert_recall(*batch, pairs, length, vocab_size)
@@ -103,14 +103,14 @@ def test_every_level_has_a_test_set_of_3000_rows_of_64_tokens(level):
     assert same((inputs, labels), paper_test_set(*LEVELS[level]))
 
 
-def test_no_row_comes_twice_within_or_across_steps_seeds_and_the_test_set():
+def test_no_row_is_repeated_within_or_across_steps_seeds_and_the_test_set():
     batches = [paper_mqar(4, 64, seed, step) for seed in range(3) for step in range(20)]
     rows = torch.cat([inputs for inputs, _ in [*batches, paper_test_set(4, 64)]])
     assert len(rows.unique(dim=0)) == len(rows) == 3 * 20 * 64 + 3000
 
 
-def test_paper_rows_are_distributed_as_zoology_s():
-    """Keys, values and, for each pair, the slot of its query: the frequencies of 20,000 rows differ by chance alone."""
+def test_paper_rows_have_the_same_distribution_as_zoologys():
+    """In 20,000 rows, the frequencies of keys, values and query positions differ only by chance."""
     pairs, length, vocab_size, rows = 3, 18, 20, 20_000
     ours = frequencies(*paper_test_set(pairs, length, rows, vocab_size), pairs)
     theirs = frequencies(*zoology_mqar(vocab_size, rows, length, pairs, 0, random_non_queries=False), pairs)
@@ -119,7 +119,7 @@ def test_paper_rows_are_distributed_as_zoology_s():
 
 
 def frequencies(inputs, labels, pairs) -> torch.Tensor:
-    """How often each token stands at each place of the context, and each pair is asked for at each place after it."""
+    """Frequencies of each token at each position of the context, and of each pair's query at each later position."""
     context = torch.nn.functional.one_hot(inputs[:, : 2 * pairs], 20).double().mean(0)
     keys = inputs[:, 0 : 2 * pairs : 2]
     asked = (inputs[:, None, 2 * pairs :] == keys[:, :, None]).double().mean(0)
@@ -156,7 +156,7 @@ def test_rows_that_cannot_be_made_are_refused(settings, message):
         ({"power_a": 0}, "power_a=0: expected a number above 0"),
     ],
 )
-def test_what_zoology_refuses_is_refused(settings, message):
+def test_settings_that_zoology_refuses_are_refused(settings, message):
     sizes = {"vocab_size": 20, "num_examples": 3, "input_seq_len": 16, "num_kv_pairs": 2, "seed": 0, **settings}
     with pytest.raises(CoupledQKError, match=message):
         zoology_mqar(**sizes)

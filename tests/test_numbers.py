@@ -1,4 +1,4 @@
-"""Extreme numbers: absurd settings are rejected before memory is allocated, and overflows are detected. NaN in, NaN out."""
+"""Out-of-range settings are rejected before memory is allocated, overflows are detected, and NaN propagates."""
 
 import math
 from dataclasses import replace
@@ -29,13 +29,13 @@ ABSURD = [
 
 
 @pytest.mark.parametrize(("name", "value"), ABSURD, ids=[f"{name}={str(value)[:12]}" for name, value in ABSURD])
-def test_absurd_settings_are_refused_where_they_enter(name: str, value: object) -> None:
+def test_out_of_range_settings_are_refused(name: str, value: object) -> None:
     with pytest.raises(CoupledQKError, match=f"{name}=.*expected") as refused:
         recipe("nano", "hamiltonian", **{name: value})
     assert len(str(refused.value)) < 200
 
 
-def test_batches_and_models_that_no_memory_can_hold_are_refused() -> None:
+def test_batches_and_models_too_large_for_any_memory_are_refused() -> None:
     with pytest.raises(CoupledQKError, match="tokens in a batch"):
         recipe("nano", seq_len=2**20, n_positions=2**20, batch_size=2**20)
     huge: RunConfig = recipe("nano", d_model=2**20, d_ff=2**20, n_heads=16, n_layers=4096, device="cpu")
@@ -53,7 +53,7 @@ def test_batches_and_models_that_no_memory_can_hold_are_refused() -> None:
     ],
     ids=" ".join,
 )
-def test_absurd_flags_are_refused_in_one_line(
+def test_out_of_range_flags_are_refused_in_one_line(
     words: list[str], tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_absurd_flags_are_refused_in_one_line(
     assert "expected" in said
 
 
-def test_an_absurd_step_size_is_refused_by_evolve_and_when_weights_are_loaded() -> None:
+def test_an_out_of_range_step_size_is_refused_by_evolve_and_when_weights_are_loaded() -> None:
     q = torch.ones(1, 2, 1, 4)
     with pytest.raises(CoupledQKError, match="expected at most 1000"):
         evolve(q, q, math.exp(20), torch.nn.Identity())
@@ -85,8 +85,8 @@ def small(variant: str) -> TransformerLM:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_overflows_in_fp16_is_finite_or_reported(variant: str, tmp_path) -> None:
-    """Activations beyond float16's 65,504: the loss is right, or not finite, which ends the training with a message."""
+def test_an_overflow_in_fp16_gives_a_finite_loss_or_is_reported(variant: str, tmp_path) -> None:
+    """If activations exceed float16's 65,504, the loss is finite, or training ends with a message."""
     model = small(variant)
     tokens = torch.arange(16).view(2, 8)
     watch = DivergenceWatch(math.log(50), Checkpoints(tmp_path, keep=1))
@@ -104,7 +104,7 @@ def test_what_overflows_in_fp16_is_finite_or_reported(variant: str, tmp_path) ->
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nan_in_nan_out(variant: str) -> None:
+def test_nan_propagates_to_later_tokens_of_the_same_sequence_only(variant: str) -> None:
     model = small(variant)
     with torch.no_grad():
         model.embed.weight[3] = math.nan
@@ -113,6 +113,6 @@ def test_nan_in_nan_out(variant: str) -> None:
     assert states[1].isfinite().all(), "other sequences are not concerned"
 
 
-def test_a_measure_of_absurd_precision_is_refused_when_its_file_is_read() -> None:
+def test_a_measure_with_too_many_decimals_is_refused() -> None:
     with pytest.raises(CoupledQKError, match="decimals=4000000000: expected at most 15"):
         replace(PERPLEXITY, decimals=4_000_000_000)

@@ -1,4 +1,4 @@
-"""Wrong paths for every command that takes one: one line, no traceback, no damage."""
+"""Every command reports an invalid path in one line, without a traceback, and damages no file."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words[:2]))
-def test_bad_places_end_in_one_line(
+def test_invalid_paths_are_reported_in_one_line(
     command: list[str], source: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "device").symlink_to(os.devnull)

@@ -1,4 +1,4 @@
-"""Estimates agree with the modules: bytes saved by autograd, and errors in one line."""
+"""Memory estimates agree with the bytes that autograd saves, and errors are reported in one line."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ from coupledqk.training.optimizer import build_optimizer
 from coupledqk.training.parallel import Replicated, Sharded
 from coupledqk.variants import PAPER_VARIANTS
 
-T = 128  # long enough for the CPU's own way of differential scoring
+T = 128  # long enough for the CPU implementation of differential scoring
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16}
 POSITIONS = ["learned", "rope"]
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def small(variant: str, **settings) -> ModelConfig:
 
 
 def really_saved(config: ModelConfig, how: Pass) -> tuple[int, int]:
-    """By autograd, in a forward pass of the real model."""
+    """Bytes that autograd saves in a forward pass of the real model."""
     model = TransformerLM(config)
     model.gradient_checkpointing = how.checkpointing
     set_impl(model, how.impl)
@@ -59,7 +59,9 @@ def really_saved(config: ModelConfig, how: Pass) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("variant", "impl"), [*((name, "auto") for name in PAPER_VARIANTS), ("euler", "fused"), ("hamiltonian", "fused")]
 )
-def test_activations_are_what_autograd_saves(variant: str, impl: str, positions: str, precision: str) -> None:
+def test_estimated_activations_equal_what_autograd_saves(
+    variant: str, impl: str, positions: str, precision: str
+) -> None:
     config, how = small(variant, positions=positions), Pass(2, T, precision, impl=impl, kernels="cpu")
     found = kept(config, how)
     assert (found.activations, found.copies) == really_saved(config, how)
@@ -67,22 +69,22 @@ def test_activations_are_what_autograd_saves(variant: str, impl: str, positions:
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("variant", PAPER_VARIANTS)
-def test_with_checkpointing_a_block_keeps_its_input(variant: str, positions: str) -> None:
+def test_with_checkpointing_a_block_saves_only_its_input(variant: str, positions: str) -> None:
     config, how = small(variant, positions=positions), Pass(2, T, checkpointing=True, kernels="cpu")
     saved, _ = really_saved(config, how)
     if positions == "rope":
         saved += (
             4 * T * 64 // 4 // (2 if variant == "diff" else 1)
-        )  # cosines and sines, which checkpointing holds by itself
+        )  # cosines and sines, which checkpointing itself keeps
     assert kept(config, how).activations == pytest.approx(saved, rel=0.02)
     assert kept(config, how).activations < kept(config, replace(how, checkpointing=False)).activations / 5
 
 
-def test_standard_attention_on_a_gpu_by_hand() -> None:
+def test_activations_of_standard_attention_on_a_gpu_agree_with_a_manual_count() -> None:
     config, rows = small("standard"), 2
     d, d_ff, heads = config.d_model, config.d_ff, config.n_heads
-    norm = 4 * d + 4  # its input and a number
-    # in half precision: normed twice, q, k, v, attention's output, gate, up, their product; in float32 the softmax' sums
+    norm = 4 * d + 4  # its input and one number
+    # in half precision: normed twice, q, k, v, attention's output, gate, up, their product; in float32 the sums of softmax
     block = 2 * norm + 2 * (2 * d + 3 * d + d + 3 * d_ff) + 4 * heads
     once = norm + 8  # the final norm and the token
     found = kept(config, Pass(rows, T, "bf16"))
@@ -92,7 +94,7 @@ def test_standard_attention_on_a_gpu_by_hand() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_fused_hamiltonian_keeps_as_much_as_standard_only_in_float32(precision: str) -> None:
+def test_fused_hamiltonian_saves_as_many_activations_as_standard_only_in_float32(precision: str) -> None:
     how = Pass(2, T, precision, impl="fused", kernels="cpu")
     more = kept(small("hamiltonian"), how).activations - kept(small("standard"), how).activations
     inputs = 3 * 2 * T * 3 * 64 * 2  # layers, tokens, the projection to q, k and v, width, half precision
@@ -101,7 +103,7 @@ def test_fused_hamiltonian_keeps_as_much_as_standard_only_in_float32(precision: 
 
 @pytest.mark.parametrize("variant", ["standard", "diff", "hamiltonian"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_on_a_gpu_activations_grow_by_the_row(variant: str, checkpointing: bool) -> None:
+def test_on_a_gpu_activations_grow_linearly_with_the_number_of_rows(variant: str, checkpointing: bool) -> None:
     one, three, five = (kept(small(variant), Pass(n, T, "bf16", checkpointing)) for n in (1, 3, 5))
     assert five.activations - three.activations == three.activations - one.activations > 0
     assert one.copies == five.copies
@@ -109,7 +111,7 @@ def test_on_a_gpu_activations_grow_by_the_row(variant: str, checkpointing: bool)
 
 @pytest.mark.parametrize("precision", AUTOCAST)
 @pytest.mark.parametrize("tokens", [40, 64, 1000])
-def test_the_memory_of_the_loss_is_that_of_its_tensors(
+def test_the_estimated_memory_of_the_loss_is_that_of_its_tensors(
     tokens: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary, d = 1000, 16
@@ -125,7 +127,7 @@ def test_the_memory_of_the_loss_is_that_of_its_tensors(
 
 @pytest.fixture
 def fake_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A job of two processes of which only this one exists: PyTorch's fake backend leaves the buffers as they are."""
+    """A job of two processes of which only this one exists: PyTorch's fake backend does not change the buffers."""
 
     def reduced(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         done = torch.futures.Future()
@@ -140,7 +142,7 @@ def fake_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def allocated_peak(step: Callable[[], None]) -> int:
-    """The maximum of what PyTorch's CPU allocator has allocated in addition during a step, in bytes."""
+    """Peak number of additional bytes that PyTorch's CPU allocator allocates during a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
     assert recorded.profiler is not None
@@ -153,7 +155,7 @@ def allocated_peak(step: Callable[[], None]) -> int:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("strategy", get_args(Strategy))
-def test_the_peak_is_that_of_a_real_step(strategy: Strategy, micro_batches: int, checkpointing: bool) -> None:
+def test_the_estimated_peak_is_that_of_a_real_step(strategy: Strategy, micro_batches: int, checkpointing: bool) -> None:
     config = small("hamiltonian", n_layers=4, vocab_size=300)
     how = Pass(2, T // 2, checkpointing=checkpointing, kernels="cpu")
     mesh = {"single": Mesh, "ddp": lambda: Replicated(CPU), "fsdp": lambda: Sharded(CPU)}[strategy]()
@@ -177,7 +179,7 @@ def test_the_peak_is_that_of_a_real_step(strategy: Strategy, micro_batches: int,
     assert found.total == pytest.approx(lasting + allocated_peak(step), rel=0.03)
 
 
-def test_fsdp_shards_the_state_and_ddp_repeats_it() -> None:
+def test_fsdp_shards_the_state_and_ddp_replicates_it() -> None:
     config, how = small("hamiltonian", n_layers=12), Pass(1, T)
     one = peak_memory(config, how, True).parts
     ddp, fsdp = peak_memory(config, how, True, "ddp", 4).parts, peak_memory(config, how, True, "fsdp", 4).parts
@@ -187,12 +189,12 @@ def test_fsdp_shards_the_state_and_ddp_repeats_it() -> None:
     assert one.communication == 0 < fsdp.communication < ddp.communication
 
 
-def test_the_largest_number_of_rows() -> None:
+def test_largest_finds_the_largest_number_of_rows_within_a_limit() -> None:
     assert [largest(lambda n: 10 * n, limit, 8) for limit in (5, 10, 35, 79, 80, 1000)] == [0, 1, 3, 7, 8, 8]
     assert largest(lambda n: 1 if n == 4 else 10 * n, 5, 4) == 4
 
 
-def test_time_is_flops_by_speed_and_checkpointing_repeats_the_forward_pass() -> None:
+def test_time_is_flops_divided_by_speed_and_checkpointing_repeats_the_forward_pass() -> None:
     config, machine = recipe("wikitext-103"), Machine(find_gpu("mine", 1e14, 10), 4, 0.25)
     work = flops(config.model, 512)
     assert training_hours(config, machine, False) == pytest.approx(30_000 * 32 * 512 * work.training / 1e14 / 3600)
@@ -200,7 +202,7 @@ def test_time_is_flops_by_speed_and_checkpointing_repeats_the_forward_pass() -> 
     assert extra == pytest.approx(1 + (work.forward - work.logits) / work.training)
 
 
-def test_the_best_option_fits_and_a_row_more_does_not() -> None:
+def test_the_best_option_fits_and_one_more_row_does_not() -> None:
     config = recipe("nano", "hamiltonian")
     model = config.model
     how = Pass(5, config.train.seq_len)
@@ -225,7 +227,7 @@ def test_a_gpu_is_found_by_its_usual_names(name: str, listed: str) -> None:
     assert find_gpu(name, 1e12, 8).name == "custom GPU", "its figures are not those of the table"
 
 
-def test_a_model_that_does_not_fit_says_what_would_help() -> None:
+def test_the_error_for_a_model_that_does_not_fit_says_what_would_help() -> None:
     config = recipe("nano", n_layers=40)
     tight, hopeless = (Machine(find_gpu("mine", 1e12, gib), 1, 0.5) for gib in (0.12, 0.001))
     with pytest.raises(CoupledQKError, match=r"micro-batch 1 with checkpointing.*: use fsdp on \d+ GPUs"):
@@ -267,7 +269,7 @@ def test_bad_input_is_refused_in_one_line(words: tuple[str, ...], said: str, cap
     assert len(error.splitlines()) == 1
 
 
-def test_a_plan_of_a_run_with_its_figure(tmp_path, capsys: pytest.CaptureFixture) -> None:
+def test_a_plan_of_a_run_shows_its_command_and_writes_a_figure(tmp_path, capsys: pytest.CaptureFixture) -> None:
     main([*NANO, "--seq-len", "128", "--figure", str(tmp_path / "growth.svg")])
     said = capsys.readouterr().out
     assert "coupledqk train --recipe nano --variant standard --seq-len 128 --micro-batch 16" in said

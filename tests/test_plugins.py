@@ -58,7 +58,7 @@ def plugin(tmp_path, text, name="mine.py"):
 
 
 def test_a_dynamics_is_one_file_and_one_registry_line(tmp_path):
-    """A copy of the package, one new file in it and one new line in registry.py: the method can be trained."""
+    """In a copy of the package, one new file and one new line in registry.py add a method that can be trained."""
     source = Path(registry.__file__).parent
     copy = tmp_path / "coupledqk"
     subprocess.run(["cp", "-r", str(source), str(copy)], check=True)
@@ -119,7 +119,7 @@ class Mixed(torch.nn.Module):
         return q + self.mix(q), k
 
 
-def test_a_modules_weights_start_as_it_draws_them_and_are_a_function_of_seed_and_name():
+def test_a_modules_weights_keep_its_own_initialisation_and_are_a_function_of_seed_and_name():
     register_dynamics("mixed", Mixed)
     register_variant("mixed", method="mixed")
     one, same, other = (TransformerLM.from_preset("nano", "mixed", seed=s, **SHAPE) for s in (1, 1, 2))
@@ -138,7 +138,7 @@ def sigmoid_weights(q, k, mask, causal):
     return masked_scores(q, k, mask, causal).sigmoid() / k.shape[1]
 
 
-def test_a_scoring_by_its_weights_decodes_with_a_cache_as_without():
+def test_a_scoring_defined_by_its_weights_decodes_equally_with_and_without_a_cache():
     register_scoring("sigmoid", sigmoid_weights)
     register_variant("sigmoid", "hamiltonian_gqa", kind="sigmoid")
     register_scoring("constant", lambda q, k, mask, causal: masked_scores(0 * q, k, mask, causal).exp() / 16)
@@ -194,7 +194,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("make", "says"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_explained_in_one_line_and_registers_nothing(make, says):
+def test_an_invalid_registration_is_explained_in_one_line_and_registers_nothing(make, says):
     before = [set(table) for table in (registry.DYNAMICS, METHODS, registry.SCORINGS, SCORINGS, VARIANTS)]
     with pytest.raises(CoupledQKError, match=re.escape(says)) as error:
         make()
@@ -212,7 +212,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("text", "says"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_bad_file_is_named_with_its_line_and_leaves_nothing_behind(text, says, tmp_path):
+def test_an_invalid_plugin_is_reported_with_its_line_and_registers_nothing(text, says, tmp_path):
     path = plugin(tmp_path, text)
     with pytest.raises(CoupledQKError) as error:
         load_plugin(path)
@@ -221,15 +221,15 @@ def test_a_bad_file_is_named_with_its_line_and_leaves_nothing_behind(text, says,
     assert "\n" not in str(error.value)
     assert "tug" not in VARIANTS
     assert "tug" not in METHODS
-    load_plugin(plugin(tmp_path, EXAMPLE))  # corrected, it loads
+    load_plugin(plugin(tmp_path, EXAMPLE))  # the corrected file loads
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_plugin_is_reported(tmp_path):
     with pytest.raises(CoupledQKError, match=r"nothing.py cannot be read \(No such file or directory\)"):
         load_plugin(tmp_path / "nothing.py")
 
 
-def test_the_content_of_the_file_is_part_of_a_runs_identity_and_its_place_is_not(tmp_path):
+def test_the_content_of_a_plugin_is_part_of_a_runs_identity_and_its_path_is_not(tmp_path):
     standard = identity(recipe("mini"))
     load_plugin(plugin(tmp_path, EXAMPLE))
     config = recipe("mini", "tug")
@@ -258,7 +258,7 @@ def test_a_configuration_cannot_be_read_without_its_plugin_or_with_a_changed_one
         from_toml(type(recipe("mini")), text)
 
 
-def test_a_file_that_changes_while_the_process_runs_is_refused(tmp_path):
+def test_a_plugin_that_changes_while_the_process_runs_is_refused(tmp_path):
     path = plugin(tmp_path, EXAMPLE)
     assert load_plugin(path) == load_plugin(path)
     plugin(tmp_path, EXAMPLE + "# changed\n")
@@ -271,7 +271,7 @@ def flags(text):
     return [part for key, value in settings.items() for part in (f"--{key}", str(value))]
 
 
-def test_the_documented_example_trains_and_its_run_says_what_it_needs(tmp_path, text, capsys):
+def test_the_documented_example_trains_and_its_run_reports_the_plugin_it_needs(tmp_path, text, capsys):
     path, out = plugin(tmp_path, EXAMPLE, "tug.py"), tmp_path / "run"
     main(["train", "--plugin", str(path), "--recipe", "mini", "--variant", "tug", "--out", str(out), *flags(text)])
     run = RunFolder.open(out)
@@ -286,7 +286,7 @@ def test_the_documented_example_trains_and_its_run_says_what_it_needs(tmp_path, 
     assert done.returncode == 0, done.stderr
 
 
-def test_runs_lists_the_others_and_says_which_plugin_a_run_needs(tmp_path, capsys):
+def test_the_runs_command_lists_other_runs_and_the_plugin_that_a_run_needs(tmp_path, capsys):
     path = plugin(tmp_path, EXAMPLE, "tug.py")
     load_plugin(path)
     for variant in ("euler", "tug"):
@@ -298,7 +298,7 @@ def test_runs_lists_the_others_and_says_which_plugin_a_run_needs(tmp_path, capsy
     euler, tug = json.loads(capsys.readouterr().out)
     assert euler["attention"] == "euler"
     assert tug == {"run": str(tmp_path / "runs/tug"), "status": "interrupted", "needs_plugin": str(path)}
-    for shown in ("euler", "tug"):  # the second time, it is the only run
+    for shown in ("euler", "tug"):  # in the second iteration, tug is the only run
         main(["runs", str(tmp_path / "runs")])
         said = capsys.readouterr().out
         assert shown in said

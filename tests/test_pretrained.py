@@ -1,4 +1,4 @@
-"""Fine-tuning a pretrained model of transformers: it starts from the saved weights, and added modules are trained."""
+"""Fine-tuning of a pretrained transformers model starts from the saved weights and trains the added modules."""
 
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def test_every_row_starts_from_an_exact_copy_of_the_pretrained_weights(
 
 
 @pytest.mark.parametrize("source", ["bert", "gpt2"])
-def test_padding_does_not_change_an_answer(data: Path, source: str) -> None:
+def test_padding_does_not_change_the_logits(data: Path, source: str) -> None:
     task, model = opened(data, source=source)
     together = dev_logits(task, model)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_padding_does_not_change_an_answer(data: Path, source: str) -> None:
     torch.testing.assert_close(together, alone)
 
 
-def test_low_rank_updates_coupling_and_head_are_what_is_trained(data: Path) -> None:
+def test_only_low_rank_updates_coupling_and_head_are_trained(data: Path) -> None:
     _, model = opened(data, "euler", **{"task.method": "lora"})
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
@@ -114,7 +114,7 @@ def test_low_rank_updates_coupling_and_head_are_what_is_trained(data: Path) -> N
 
 
 def test_the_coupling_has_its_own_learning_rate(data: Path, tmp_path: Path) -> None:
-    """AdamW's first step moves a parameter by its learning rate: the gates, which begin at 0, show it."""
+    """AdamW's first step changes the gates, which start at 0, by their learning rate."""
 
     def gates(scale: float) -> Tensor:
         config = configured(data, "euler", steps=1, eval_every=1, lr=1e-3, **{"task.coupling_lr": scale})
@@ -133,7 +133,7 @@ def test_a_run_learns_and_its_folder_describes_the_model(data: Path, tmp_path: P
         assert max(abs(dt) for row in run.result["final"]["dt"] for dt in row) > 0
 
 
-def test_other_weights_than_those_it_began_with_are_refused(data: Path, tmp_path: Path) -> None:
+def test_resuming_with_different_pretrained_weights_is_refused(data: Path, tmp_path: Path) -> None:
     local = {"task.source": "someone/bert", "task.model_dir": str(data / "bert"), "runtime.save_every": 3}
     config = configured(data, **local)
     train(change(config, {"steps": 3, "eval_every": 3}), tmp_path / "a", progress=False)
@@ -147,7 +147,7 @@ def test_other_weights_than_those_it_began_with_are_refused(data: Path, tmp_path
         train(moved, tmp_path / "a", progress=False)
 
 
-def test_what_cannot_be_fine_tuned_is_one_line(data: Path) -> None:
+def test_models_that_cannot_be_fine_tuned_are_refused(data: Path) -> None:
     with pytest.raises(CoupledQKError, match="set gate=true"):
         opened(data, "euler", gate=False)
     with pytest.raises(CoupledQKError, match="more than the dynamics"):
@@ -157,7 +157,7 @@ def test_what_cannot_be_fine_tuned_is_one_line(data: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_rows_of_similar_length_share_a_batch_and_every_epoch_has_each_row_once() -> None:
+def test_rows_of_similar_length_share_a_batch_and_every_epoch_contains_each_row_once() -> None:
     lengths = [(7 * i) % 64 + 1 for i in range(GROUP * 4)]
     batches = [grouped_rows(lengths, 4, seed=3, step=step) for step in range(2 * GROUP)]
     for epoch in (batches[:GROUP], batches[GROUP:]):

@@ -48,7 +48,7 @@ def test_the_commit_is_that_of_the_repository_that_tracks_the_package(tmp_path: 
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot bind a process to cores")
-def test_the_machine_has_the_cores_that_may_be_used() -> None:
+def test_the_recorded_number_of_cores_is_that_available_to_the_process() -> None:
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
@@ -57,7 +57,7 @@ def test_the_machine_has_the_cores_that_may_be_used() -> None:
         os.sched_setaffinity(0, allowed)
 
 
-def test_a_cpu_runs_memory_is_that_of_the_process_whatever_gpu_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_cpu_run_is_that_of_the_process_even_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
     assert PeakMemory(torch.device("cpu")).mb() > 0
@@ -77,8 +77,8 @@ print(PeakMemory(torch.device("cpu")).mb() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process forget its peak")
-def test_the_peak_of_one_run_is_not_that_of_the_next() -> None:
-    """In a process of its own: one that has run other tests may hold freed memory, which a new tensor takes again."""
+def test_the_memory_peak_is_reset_between_runs() -> None:
+    """Runs in a separate process, since a process that has run other tests may reuse freed memory for new tensors."""
     done = subprocess.run([sys.executable, "-c", PEAKS_OF_TWO_RUNS], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
     assert first >= 290

@@ -30,7 +30,7 @@ def n_hooks(model):
 
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_recording_changes_no_bit_of_loss_or_gradient(name, dtype):
+def test_loss_and_gradient_are_bit_identical_when_recording(name, dtype):
     model, tokens = tiny_model(name).to(dtype), random_tokens(B, T + 1)
 
     def loss_and_gradient():
@@ -45,8 +45,8 @@ def test_recording_changes_no_bit_of_loss_or_gradient(name, dtype):
     assert all(map(torch.equal, before, during))
 
 
-def test_recording_leaves_the_fast_implementation_in_place():
-    model, tokens = tiny_model("hamiltonian"), random_tokens(32, 32)  # enough numbers in q for it to be chosen
+def test_recording_does_not_replace_the_fast_implementation():
+    model, tokens = tiny_model("hamiltonian"), random_tokens(32, 32)  # q is large enough for the fast implementation
     with torch.no_grad():
         before = model(tokens)
         with record(model) as tape:
@@ -58,7 +58,7 @@ def test_recording_leaves_the_fast_implementation_in_place():
 
 @every_variant
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_what_is_recorded_is_what_the_stages_pass_on(name, positions):
+def test_recorded_values_are_the_outputs_of_each_stage(name, positions):
     for layer in recorded(name, positions=positions).layers:
         q, k = layer.attention.dynamics(layer.q, layer.k)
         torch.testing.assert_close((layer.evolved_q, layer.evolved_k), (q, k))
@@ -68,7 +68,7 @@ def test_what_is_recorded_is_what_the_stages_pass_on(name, positions):
 
 
 @every_variant
-def test_the_pattern_is_the_one_that_gives_the_output(name):
+def test_the_recorded_pattern_is_the_one_used_for_the_output(name):
     model, tokens, outputs = tiny_model(name), random_tokens(B, T), []
     for block in model.blocks:
         block.attn.scoring.register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -101,7 +101,7 @@ def test_differential_scores_have_a_map_per_sub_head_and_patterns_one_per_head()
 
 @stepping_variants
 @pytest.mark.parametrize("n_steps", [1, 4])
-def test_trajectories_lead_step_by_step_from_the_projected_to_the_evolved(name, n_steps):
+def test_trajectories_run_step_by_step_from_the_projected_to_the_evolved_values(name, n_steps):
     for layer in recorded(name, n_steps=n_steps).layers:
         dynamics, (q, k) = layer.attention.dynamics, layer.trajectory()
         assert (len(q), len(k)) == (n_steps + 1, n_steps + 1)
@@ -116,7 +116,7 @@ def test_trajectories_lead_step_by_step_from_the_projected_to_the_evolved(name, 
 
 
 @pytest.mark.parametrize("name", ["standard", "affine"])
-def test_a_variant_without_steps_says_that_it_has_no_trajectory(name):
+def test_the_trajectory_of_a_variant_without_steps_is_refused(name):
     with pytest.raises(CoupledQKError, match="have no steps: trajectories are those of integrators"):
         recorded(name).layers[0].trajectory()
 
@@ -144,7 +144,7 @@ def test_names_are_those_of_transformerlens_and_give_the_same_tensors():
     assert expected["hook_pattern"].shape == (B, 8, T, T)
 
 
-def test_a_tape_holds_the_newest_pass_and_outlives_the_block():
+def test_a_tape_holds_the_last_pass_and_remains_valid_after_the_block():
     model, first, second = tiny_model("euler"), random_tokens(B, T), random_tokens(1, T - 2)
     with torch.no_grad(), record(model) as tape:
         model(first)
@@ -165,7 +165,7 @@ def test_with_a_cache_the_pattern_spans_the_cached_tokens():
     torch.testing.assert_close(tape.layers[0].pattern(), whole[:, :, T - 2 :])
 
 
-def test_hooks_are_gone_after_the_block_however_it_ends():
+def test_hooks_are_removed_after_the_block_however_it_ends():
     model = tiny_model("euler")
     with record(model):
         assert n_hooks(model) == 4
@@ -181,7 +181,7 @@ def test_a_compiled_model_is_refused_with_the_reason(compile_):
         pass
 
 
-def test_what_is_not_there_is_named():
+def test_missing_values_and_unknown_names_are_reported():
     model = tiny_model("euler")
     with record(model) as tape:
         with pytest.raises(CoupledQKError, match="no scored_q was recorded: run the model inside"):

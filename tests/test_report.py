@@ -46,7 +46,7 @@ def curve_pixels(chart: str) -> list[list[tuple[float, float]]]:
 
 
 def inside(chart: str) -> bool:
-    """Labels within the view box, and curves within the axes."""
+    """Whether labels lie within the view box, and curves within the axes."""
     _, _, width, height = map(float, ElementTree.fromstring(chart).get("viewBox", "").split())
     labels = [(float(text.get("x", 0)), float(text.get("y", 0))) for text in elements(chart, "text")]
     left, bottom, right = map(float, re.findall(r"[\d.]+", elements(chart, "path", "axis")[0].get("d", "")))
@@ -117,7 +117,7 @@ def test_a_larger_value_is_higher_and_a_later_one_further_right() -> None:
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
 
 
-def test_points_that_are_no_numbers_are_left_out() -> None:
+def test_points_that_are_not_finite_are_left_out() -> None:
     data = [(1, 2.0), (2, math.nan), (3, math.inf), (math.nan, 1.0), (4, 3.0), (-math.inf, 1.0)]
     assert curve_pixels(line_chart([Series("run", data)], "step", "loss")) == curve_pixels(
         line_chart([Series("run", [(1, 2.0), (4, 3.0)])], "step", "loss")
@@ -142,10 +142,10 @@ def test_series_differ_in_colour_dash_and_marker() -> None:
     assert len({re.sub(r"M[\d.]+ [\d.]+", "", marks.get("d", "")) for _, marks in groups}) == 5
 
 
-def test_a_chart_names_itself_and_every_series_with_escaped_labels() -> None:
+def test_the_title_and_the_series_names_of_a_chart_are_escaped() -> None:
     names = ["standard", HOSTILE, "a name that is far too long to fit into the legend of a chart"]
     chart = line_chart([Series(name, [(0, 1), (1, 2)]) for name in names], HOSTILE, HOSTILE, title=HOSTILE)
-    root = ElementTree.fromstring(chart)  # well-formed, so no markup got through
+    root = ElementTree.fromstring(chart)  # well-formed, so markup in names was escaped
     assert root.get("role") == "img"
     assert "<script>alert" in (root.findtext(f"{SVG}title") or "")
     assert not [element for element in root.iter() if element.tag in (SVG + "script", SVG + "img")]
@@ -175,7 +175,7 @@ def test_a_chart_without_data_is_refused(series: list[Series], says: str) -> Non
 def make_run(
     path: Path, variant: str = "standard", seed: int = 0, finished: bool = True, final_loss: float = 4.0, **info: Any
 ) -> Path:
-    """A run folder of 300 steps with made-up numbers; its best validation is at step 200, `final_loss` at the end."""
+    """A run folder of 300 synthetic steps; the best validation is at step 200, and the last has `final_loss`."""
     config = RunConfig(model=preset("nano", variant), seed=seed)
     run = RunFolder(path)
     run.create(config)
@@ -226,7 +226,7 @@ def page_of(runs: list[Path], out: Path, **arguments: Any) -> str:
 
 
 def text_of(page: str) -> str:
-    """What a reader reads, without style and script."""
+    """The visible text of a page, without style and script."""
     body = re.sub(r"<(style|script|desc)>.*?</\1>", "", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
@@ -236,7 +236,7 @@ def demo(tmp_path: Path) -> list[Path]:
     return [make_run(tmp_path / name, name) for name in ("standard", "euler", "diff")]
 
 
-def test_the_table_says_what_each_run_reached(tmp_path: Path) -> None:
+def test_the_table_shows_the_results_of_each_run(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / "a", "standard"),
         make_run(tmp_path / "b", "euler", final_loss=3.5, parameters=1_094_800),
@@ -248,7 +248,7 @@ def test_the_table_says_what_each_run_reached(tmp_path: Path) -> None:
     assert "Perplexity : exp of the mean loss per bpe:2048 token." in text
 
 
-def test_curves_have_the_values_that_were_logged(tmp_path: Path, demo: list[Path]) -> None:
+def test_curves_show_the_logged_values(tmp_path: Path, demo: list[Path]) -> None:
     charts = re.findall("<svg.*?</svg>", page_of(demo, tmp_path), re.DOTALL)
     train, valid = ([group.attrib for group in elements(chart, "g", "series")] for chart in charts)
     assert [curve["data-name"] for curve in train] == ["standard", "euler", "diff"]
@@ -277,7 +277,7 @@ def test_the_page_shows_step_sizes_of_coupled_runs_only(tmp_path: Path, demo: li
     assert text.count("step size dt") == 1
 
 
-def test_the_page_says_where_the_runs_differ_and_where_they_come_from(tmp_path: Path, demo: list[Path]) -> None:
+def test_the_page_shows_how_the_runs_differ_and_their_origin(tmp_path: Path, demo: list[Path]) -> None:
     text = text_of(page_of(demo, tmp_path)).replace(". ", ".")
     differences = text.partition("different settings")[2].partition("Settings that the runs share")[0]
     assert "model.attention.dynamics.method none euler none" in differences
@@ -288,7 +288,7 @@ def test_the_page_says_where_the_runs_differ_and_where_they_come_from(tmp_path: 
         assert known in origin
 
 
-def test_a_single_seed_is_pointed_out(tmp_path: Path) -> None:
+def test_the_page_warns_if_a_variant_has_a_single_seed(tmp_path: Path) -> None:
     claim = "One seed does not support a claim: differences of this size may be noise"
     runs = [make_run(tmp_path / f"{v}-{seed}", v, seed) for v in ("standard", "euler") for seed in (0, 1)]
     assert claim in text_of(page_of([runs[0], runs[2]], tmp_path))
@@ -296,14 +296,16 @@ def test_a_single_seed_is_pointed_out(tmp_path: Path) -> None:
     assert claim not in text_of(page_of(runs, tmp_path))
 
 
-def test_runs_of_one_variant_go_by_their_own_names(tmp_path: Path) -> None:
+def test_runs_of_one_variant_are_labelled_by_run_name(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"euler-s{seed}", "euler", seed) for seed in (0, 1)]
     assert "euler-s0" in text_of(page_of(runs, tmp_path)).partition("Learning curves")[0]
     twins = [make_run(tmp_path / folder / "euler", "euler", seed) for seed, folder in enumerate("ab")]
     assert str(twins[1]) in text_of(page_of(twins, tmp_path)).partition("Learning curves")[0]
 
 
-def test_perplexities_of_different_text_are_not_to_be_compared(tmp_path: Path, demo: list[Path]) -> None:
+def test_the_page_warns_that_perplexities_of_different_texts_cannot_be_compared(
+    tmp_path: Path, demo: list[Path]
+) -> None:
     warning = "perplexities cannot be compared"
     assert warning not in text_of(page_of(demo, tmp_path))
     other = make_run(
@@ -312,7 +314,7 @@ def test_perplexities_of_different_text_are_not_to_be_compared(tmp_path: Path, d
     assert warning in text_of(page_of([*demo, other], tmp_path))
 
 
-def test_a_run_in_progress_is_shown_as_far_as_it_got(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_shown_up_to_its_last_step(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 310, "lo')
@@ -323,7 +325,7 @@ def test_a_run_in_progress_is_shown_as_far_as_it_got(tmp_path: Path) -> None:
     assert "Perplexity : exp of the mean loss per token of the validation text, at the best validation." in text
 
 
-def test_a_run_before_its_first_validation_has_a_training_curve_alone(tmp_path: Path, demo: list[Path]) -> None:
+def test_a_run_before_its_first_validation_has_only_a_training_curve(tmp_path: Path, demo: list[Path]) -> None:
     write_lines(demo[0] / "metrics.jsonl", [{"kind": "train", "step": 10, "loss": 7.0}])
     (demo[0] / "result.json").unlink()
     page = page_of(demo, tmp_path)
@@ -335,7 +337,7 @@ def test_a_run_before_its_first_validation_has_a_training_curve_alone(tmp_path: 
     assert looks[0][1:] == looks[1], "a run looks the same in both charts"
 
 
-def test_a_loss_that_is_no_number_is_neither_drawn_nor_best(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_neither_drawn_nor_best(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     records = [
         valid_record(100, math.nan),
@@ -349,7 +351,7 @@ def test_a_loss_that_is_no_number_is_neither_drawn_nor_best(tmp_path: Path) -> N
     assert [len(curve) for curve in curve_pixels(valid)] == [1]
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "euler")
     folder = RunFolder(run)
     folder.write_json("info.json", {**folder.info, "name": HOSTILE, "variant": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}})
@@ -361,13 +363,13 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert text_of(page).count("""<script>alert("x")</script><img src=x onerror='alert(1)'>&amp;""") >= 7
 
 
-def test_samples_stand_together_by_prompt(tmp_path: Path, demo: list[Path]) -> None:
+def test_samples_are_grouped_by_prompt(tmp_path: Path, demo: list[Path]) -> None:
     samples = [(run, prompt, f"{run}'s") for run in ("standard", "euler") for prompt in ("def f(", "import ")]
     text = text_of(page_of(demo, tmp_path, samples=samples))
     assert "standard def f( standard's euler def f( euler's standard import standard's euler import euler's" in text
 
 
-def test_the_page_asks_for_nothing_from_outside(tmp_path: Path, demo: list[Path]) -> None:
+def test_the_page_needs_no_external_resources(tmp_path: Path, demo: list[Path]) -> None:
     page = page_of(demo, tmp_path, samples=[("euler", "import ", "os")])
     addresses = set(re.findall(r"""[a-z]+:?//[^\s"'<]+""", page))
     assert addresses <= {"http://www.w3.org/2000/svg"}
@@ -375,11 +377,11 @@ def test_the_page_asks_for_nothing_from_outside(tmp_path: Path, demo: list[Path]
     assert "default-src 'none'" in page
 
 
-def test_the_same_runs_give_the_same_bytes(tmp_path: Path, demo: list[Path]) -> None:
+def test_the_same_runs_give_a_byte_identical_page(tmp_path: Path, demo: list[Path]) -> None:
     assert page_of(demo, tmp_path) == page_of(demo, tmp_path)
 
 
-def test_no_runs_are_refused(tmp_path: Path) -> None:
+def test_a_report_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CoupledQKError, match="no runs given"):
         write_page([], tmp_path / "report.html", "Nothing")
 
@@ -392,7 +394,7 @@ def test_no_runs_are_refused(tmp_path: Path) -> None:
         ("metrics.jsonl", "has no metrics yet"),
     ],
 )
-def test_a_folder_that_is_no_run_says_what_it_lacks(missing: str, says: str, tmp_path: Path) -> None:
+def test_the_error_for_an_incomplete_run_folder_says_what_is_missing(missing: str, says: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / missing).unlink()
     with pytest.raises(CoupledQKError, match=f"{re.escape(str(run))}.*{says}"):

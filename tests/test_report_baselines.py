@@ -30,7 +30,7 @@ def with_baselines(bits: float) -> Outcome:
 
 
 @pytest.mark.parametrize(("bits", "marked"), [(1.9, False), (2.0, True), (2.4, True)])
-def test_a_model_that_is_not_below_the_bigrams_is_marked(bits, marked):
+def test_a_model_that_is_not_better_than_the_bigram_model_is_marked(bits, marked):
     outcome = with_baselines(bits)
     found = [line for line in problems(outcome) if "no conclusion about attention" in line]
     assert len(found) == marked, "one note for all rows of one text"
@@ -38,21 +38,21 @@ def test_a_model_that_is_not_below_the_bigrams_is_marked(bits, marked):
 
 
 @pytest.mark.parametrize("write", [html_report, markdown_report, claims_chart])
-def test_every_verdict_on_models_that_are_not_below_the_bigrams_is_marked(write):
+def test_every_verdict_on_models_that_are_not_better_than_the_bigram_model_is_marked(write):
     assert "above bigram" not in write([with_baselines(1.9)])
     page = write([with_baselines(2.4)])
     assert page.count("above bigram") >= len(with_baselines(2.4).verdicts)
 
 
 @pytest.mark.parametrize("write_page", [html_report, markdown_report])
-def test_reports_show_the_baselines_and_each_model_as_a_share_of_the_bigrams(write_page):
+def test_reports_show_the_baselines_and_the_ratio_of_each_model_to_the_bigram_model(write_page):
     page = write_page([with_baselines(1.8)])
     for text in ("bigram model", "5-gram model", "0.900", "−0.300"):
         assert text in page
 
 
 @pytest.mark.parametrize(("bits", "marked"), [(1.8, False), (2.4, True)])
-def test_the_terminal_shows_them_too(bits, marked):
+def test_the_terminal_shows_the_baselines(bits, marked):
     outcome = with_baselines(bits)
     text = outcome_summary(outcome)
     rows = {line.split("  ")[0]: line.split() for line in text.splitlines()}
@@ -71,13 +71,13 @@ def test_learning_curves_show_the_baselines_and_the_loss_against_context():
     assert [series.points for series in drawn["context"].series] == 3 * [[(1.0, 4.0), (5.0, 3.5), (12.5, 3.2)]]
 
 
-def test_an_outcome_file_keeps_them(tmp_path):
+def test_an_outcome_file_keeps_the_baselines(tmp_path):
     outcome = with_baselines(1.8)
     write(outcome, tmp_path / "outcome.json")
     assert read(tmp_path / "outcome.json").rows == outcome.rows
 
 
-def test_normalised_queries_and_keys_do_not_hide_the_name_of_a_variant():
+def test_qk_norm_does_not_change_the_name_of_a_variant():
     assert variant_name(recipe("mini-modern", "hamiltonian")) == "hamiltonian"
 
 

@@ -1,4 +1,4 @@
-"""A run that is killed at any time loses nothing and ends bit-identically."""
+"""A run that is killed at any time resumes bit-identically."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ from small_runs import TINY, run_to, tiny, trained_bits
     ("variant", "precision", "stop_at"),
     [("hamiltonian", "fp32", 7), ("diff", "fp16", 8), ("standard", "bf16", 1), ("affine", "fp32", 19)],
 )
-def test_stopping_and_resuming_changes_no_bit(text: Path, tmp_path: Path, variant, precision, stop_at) -> None:
+def test_a_stopped_run_resumes_bit_identically(text: Path, tmp_path: Path, variant, precision, stop_at) -> None:
     config = tiny(text, variant, precision=precision)
     whole = run_to(config, tmp_path / "whole")
     parts = run_to(config, tmp_path / "parts", stop_at=stop_at)
@@ -40,7 +40,7 @@ def test_stopping_and_resuming_changes_no_bit(text: Path, tmp_path: Path, varian
     assert trained_bits(parts) == trained_bits(whole)
 
 
-def test_a_run_killed_at_random_instants_ends_with_the_same_bits(text: Path, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_times_resumes_bit_identically(text: Path, tmp_path: Path) -> None:
     settings = {"steps": 40, "save_every": 3, "threads": 1}
     whole = run_to(tiny(text, **settings), tmp_path / "whole")
     flags = [f"--{name}={value}" for name, value in {**TINY, **settings, "corpus": text}.items()]
@@ -60,7 +60,7 @@ def test_a_run_killed_at_random_instants_ends_with_the_same_bits(text: Path, tmp
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         if attempt <= 3:
-            process.stderr.readline()  # the first sign of life: training has begun
+            process.stderr.readline()  # the first output: training has begun
             time.sleep(draw.uniform(0, 0.25))
             process.send_signal(signal.SIGKILL)
         errors = process.communicate()[1]
@@ -71,7 +71,7 @@ def test_a_run_killed_at_random_instants_ends_with_the_same_bits(text: Path, tmp
     assert trained_bits(RunFolder(tmp_path / "killed")) == trained_bits(whole)
 
 
-def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(text: Path, tmp_path: Path) -> None:
+def test_on_sigterm_the_run_finishes_its_step_saves_and_says_how_to_resume(text: Path, tmp_path: Path) -> None:
     flags = [
         f"--{name}={value}" for name, value in {**TINY, "corpus": text, "steps": 100_000, "eval_every": 1000}.items()
     ]
@@ -158,14 +158,14 @@ def test_a_run_is_not_resumed_with_a_tokenizer_that_has_changed(text: Path, tmp_
     assert (tmp_path / "run/tokenizer.json").read_bytes() == before
 
 
-def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
+def test_a_second_process_for_the_same_run_is_refused(text: Path, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     with run.lock(), pytest.raises(CoupledQKError, match="another process"):
         run_to(tiny(text), tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(text: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_left_unchanged(text: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.txt").write_text("mine")
     with pytest.raises(CoupledQKError, match="is not a run folder"):
@@ -191,10 +191,10 @@ def test_a_full_disk_does_not_damage_saved_files(text: Path, tmp_path: Path, mon
     assert trained_bits(run_to(tiny(text), tmp_path / "run")) == trained_bits(whole)
 
 
-def test_an_owner_that_lost_its_run_writes_nothing_more_and_the_new_one_ends_with_the_same_bits(
+def test_a_process_that_lost_its_run_writes_nothing_more_and_the_new_owner_ends_bit_identically(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is suspended before it saves step 8; meanwhile another machine takes the run over and trains it to the end."""
+    """The first process is suspended before it saves step 8; meanwhile another machine takes over and finishes the run."""
     monkeypatch.setattr(lease, "EXPIRY_SECONDS", 0.3)
     monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 3600.0)
     config, path = tiny(text), tmp_path / "run"
@@ -214,7 +214,7 @@ def test_an_owner_that_lost_its_run_writes_nothing_more_and_the_new_one_ends_wit
     assert trained_bits(RunFolder(path)) == bits[0]
 
 
-def test_a_run_killed_before_its_first_file_was_there_can_be_started(text: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_it_wrote_its_first_file_can_be_started(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     temporary_name(tmp_path / "run" / "config.toml").write_text("seed")
     assert run_to(tiny(text, steps=3, warmup=1), tmp_path / "run").result
@@ -222,7 +222,7 @@ def test_a_run_killed_before_its_first_file_was_there_can_be_started(text: Path,
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a child whose limits are its own")
 @pytest.mark.parametrize("most", [1, 5_000, 20_000])
-def test_files_larger_than_the_system_allows_end_in_one_line(text: Path, tmp_path: Path, most: int) -> None:
+def test_exceeding_the_file_size_limit_is_reported_in_one_line(text: Path, tmp_path: Path, most: int) -> None:
     """The libraries that write weights and optimizer state reach the limit set by `ulimit -f`."""
     import resource
 
@@ -247,7 +247,7 @@ def test_files_larger_than_the_system_allows_end_in_one_line(text: Path, tmp_pat
     assert trained_bits(run_to(config, tmp_path / "run")) == trained_bits(whole)
 
 
-def test_a_run_that_is_stopped_in_its_first_validation_resumes_to_the_same_bits(text: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_in_its_first_validation_resumes_bit_identically(text: Path, tmp_path: Path) -> None:
     config = tiny(text, save_every=100)
     whole = run_to(config, tmp_path / "whole")
     stopped = run_to(config, tmp_path / "parts", stop_at=5)

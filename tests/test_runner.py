@@ -1,4 +1,4 @@
-"""A grid runs, fails, resumes and reports."""
+"""Grids of runs: training, failures, resuming and reporting."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def plan_of(corpus: Path, text: str = EXPERIMENT, seeds: tuple[int, ...] = ()) -
 
 
 class Watch:
-    """An overview that notes how cells end and may act when one takes steps."""
+    """An overview that records how cells end and calls `on_step` when a cell takes a step."""
 
     def __init__(self, on_step=lambda cell: None) -> None:
         self.on_step, self.endings, self.doings = on_step, {}, []
@@ -104,13 +104,13 @@ class Watch:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with the time of its last change."""
+    """The modification time and content of every file."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
 def test_a_grid_with_a_failing_cell_is_killed_and_resumes(corpus):
-    """The smoke test: 2 variants × 3 seeds run, die, resume and report."""
+    """Smoke test: 2 variants × 3 seeds run, are killed, resume and report."""
     plan, engine = plan_of(corpus), LocalPool(1)
     victim = ("hamiltonian", 1)
 
@@ -168,7 +168,7 @@ def test_a_stopped_grid_saves_every_cell_and_resumes_later(corpus):
     assert [status(plan.run(cell)) for cell in plan.cells[1:]] == ["waiting", "waiting"]
 
 
-def test_a_corpus_too_small_for_the_grid_fails_its_cells_in_a_line(corpus):
+def test_a_corpus_too_small_for_the_grid_fails_its_cells_with_one_error(corpus):
     plan = plan_of(corpus, EXPERIMENT.replace("4_000", "4_000_000"), seeds=(0,))
     run_queue(Queue.of([plan]), LocalPool(1), Watch())
     errors = {failure(plan.run(cell))["error"] for cell in plan.cells}
@@ -177,7 +177,7 @@ def test_a_corpus_too_small_for_the_grid_fails_its_cells_in_a_line(corpus):
 
 
 class Pretend:
-    """An engine that trains nothing: what ends well gets a result."""
+    """An engine that trains nothing and writes a result for every run that does not fail."""
 
     def __init__(self, failing: str = "", jobs: int = 1) -> None:
         self.failing, self.jobs, self.started, self.messages = failing, jobs, [], []
@@ -207,7 +207,7 @@ class Pretend:
     def close(self): ...
 
 
-def test_what_a_cell_starts_from_is_trained_before_it(tmp_path):
+def test_the_run_that_a_cell_starts_from_is_trained_first(tmp_path):
     plan = make_plan(load("glue"), "mini", tmp_path)
     run_queue(Queue.of([plan]), engine := Pretend(jobs=2), Watch())
     assert len(engine.started) == 24
@@ -218,7 +218,7 @@ def test_what_a_cell_starts_from_is_trained_before_it(tmp_path):
     assert again.started == []
 
 
-def test_a_cell_whose_start_failed_is_not_tried(tmp_path):
+def test_a_cell_is_skipped_if_the_run_it_starts_from_failed(tmp_path):
     plan = make_plan(load("glue"), "mini", tmp_path)
     run_queue(queue := Queue.of([plan]), engine := Pretend(failing="wikitext-2-gqa"), Watch())
     assert not any(name.startswith("sst2-gqa") for name in engine.started)
@@ -232,7 +232,7 @@ def test_a_cell_that_another_process_finishes_is_not_reported_as_unfinished(tmp_
     theirs, still_theirs = plan.cells[:2]
     monkeypatch.setattr(
         runner, "status", lambda run: "running" if run.path.name in taken else status(run)
-    )  # by their leases
+    )  # as their leases would report
     taken = {theirs.name, still_theirs.name}
 
     def finish_theirs(cell) -> None:
@@ -255,7 +255,7 @@ def test_cells_that_experiments_share_are_trained_once(tmp_path):
     assert all(cell.status == "finished" for plan in plans for cell in read(plan.outcome).cells)
 
 
-def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
+def test_runs_left_over_from_an_edited_grid_are_listed_and_kept(corpus, capsys):
     plan = plan_of(corpus)
     run_queue(Queue.of([plan]), Pretend(), Watch())
     assert stale(plan) == []
@@ -268,7 +268,7 @@ def test_runs_of_an_edited_grid_are_named_and_kept(corpus, capsys):
     assert (plan.out / "runs" / left_over[0]).is_dir()
 
 
-def test_seeds_that_were_added_are_not_left_out_in_silence(corpus):
+def test_a_note_lists_added_seeds_that_are_left_out(corpus):
     experiment = parse("small", EXPERIMENT.replace("CORPUS", str(corpus)))
     plain = make_plan(experiment, "mini", corpus.parent / "lab")
     more = make_plan(experiment, "mini", corpus.parent / "lab", seeds=(7, 8), rows=("standard",))
@@ -285,7 +285,7 @@ def test_one_seed_is_reported_as_too_few(corpus):
     assert "a test requires at least two" in note
 
 
-def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
+def test_a_diverged_run_has_no_value_and_is_reported_as_diverged(corpus):
     plan = plan_of(corpus, EXPERIMENT.replace('variant = "hamiltonian"', 'variant = "standard, lr 1e+20"'))
     run_queue(Queue.of([plan]), Pretend(), Watch())
     cell = plan.cells[-1]
@@ -296,7 +296,7 @@ def test_a_diverged_run_is_no_number_but_counts_as_diverged(corpus):
     assert "diverged with seed 0" in found.verdicts[0].sentence
 
 
-def test_a_run_that_diverged_is_a_result_and_not_trained_again(corpus):
+def test_a_diverged_run_counts_as_a_result_and_is_not_trained_again(corpus):
     plan = plan_of(corpus)
     run_queue(Queue.of([plan]), Pretend(failing=plan.cells[-1].name), Watch())
     (plan.run(plan.cells[-1]).path / "error.json").write_text(json.dumps({"error": "loss nan", "diverged": True}))
@@ -343,7 +343,7 @@ def test_tokens_to_reach_are_interpolated_between_evaluations(tmp_path):
     assert found == {"standard": 300, "diff": 100, "euler": None, "hamiltonian": 150}
 
 
-def test_a_curve_is_thinned_by_means_and_keeps_its_mean():
+def test_thinning_a_curve_averages_its_points_and_keeps_the_mean():
     curve = [(float(n), float(n * n)) for n in range(600)]
     thin = thinned(curve)
     assert len(thin) == 60
@@ -352,7 +352,7 @@ def test_a_curve_is_thinned_by_means_and_keeps_its_mean():
     assert thinned([]) == ()
 
 
-def test_status_and_measures_before_anything_is_trained(tmp_path, capsys):
+def test_status_and_measurements_work_before_anything_is_trained(tmp_path, capsys):
     main(["reproduce", "ablation", "--status", "--out", str(tmp_path)])
     assert "waiting" in capsys.readouterr().out
     with pytest.raises(SystemExit):

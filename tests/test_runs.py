@@ -1,4 +1,4 @@
-"""The Python API offers what the commands do, in a few lines."""
+"""The Python API offers the functions of the commands in a few lines."""
 
 import json
 import os
@@ -16,7 +16,9 @@ from coupledqk.schema import change
 from small_runs import TINY, tiny
 
 
-def test_a_few_lines_train_evaluate_and_sample(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_lines_of_python_train_evaluate_and_sample(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = coupledqk.recipe("nano", "euler", corpus=str(text), **TINY)
     run = coupledqk.train(config, tmp_path / "mine", progress=False)
     assert isinstance(run, coupledqk.Run)
@@ -38,14 +40,12 @@ def test_a_few_lines_train_evaluate_and_sample(text: Path, tmp_path: Path, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_progress_is_shown_unless_it_is_not_wanted(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_shown_by_default(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coupledqk.train(tiny(text), tmp_path / "shown")
     assert "shown  20/20  valid perplexity" in capsys.readouterr().err
 
 
-def test_another_corpus_is_read_whole_and_with_the_runs_tokenizer(text: Path, tmp_path: Path) -> None:
+def test_another_corpus_is_read_completely_and_with_the_runs_tokenizer(text: Path, tmp_path: Path) -> None:
     run = coupledqk.train(tiny(text, max_tokens=300), tmp_path / "mine", progress=False)
     other = tmp_path / "other.txt"
     other.write_text("".join(f"{n} plus {n} is {2 * n}.\n" for n in range(60)))
@@ -55,7 +55,7 @@ def test_another_corpus_is_read_whole_and_with_the_runs_tokenizer(text: Path, tm
     assert len(run.corpus(progress=False).train) == 300
 
 
-def test_the_local_copy_of_the_runs_corpus_is_not_read_as_another(text: Path, tmp_path: Path) -> None:
+def test_the_local_copy_of_the_runs_corpus_is_not_used_for_another_corpus(text: Path, tmp_path: Path) -> None:
     (tmp_path / "pubmed").mkdir()
     (tmp_path / "pubmed/text.txt").write_bytes(text.read_bytes())
     config = change(tiny(text), {"corpus": "pubmed", "data_dir": str(tmp_path / "pubmed"), "steps": 2, "warmup": 1})
@@ -76,12 +76,12 @@ def test_ctrl_c_saves_the_run_and_the_same_call_resumes_it(
         patch.setattr(RunFolder, "cut_logs", lambda *args: (saved(*args), os.kill(os.getpid(), signal.SIGINT)))
         with pytest.raises(KeyboardInterrupt):
             coupledqk.train(config, tmp_path / "parts", progress=False)
-    assert Run.open(tmp_path / "parts").metrics() == []  # the step was not begun
+    assert Run.open(tmp_path / "parts").metrics() == []  # the step did not begin
     parts = coupledqk.train(config, tmp_path / "parts", progress=False)
     assert parts.metrics() == whole.metrics()
 
 
-def test_every_start_of_a_run_is_kept(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_start_of_a_run_is_recorded(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for machine, stop in (("laptop", True), ("cluster", True), ("cluster", False)):
         monkeypatch.setattr("coupledqk.provenance.machine", lambda machine=machine: machine)
         run = train_run(tiny(text), tmp_path / "run", stop=lambda stop=stop: stop)
@@ -89,7 +89,7 @@ def test_every_start_of_a_run_is_kept(text: Path, tmp_path: Path, monkeypatch: p
     assert all(start.keys() == {"started", "commit", "versions", "machine"} for start in run.info["starts"])
 
 
-def test_a_folder_from_before_every_start_was_kept_can_be_read_and_resumed(text: Path, tmp_path: Path) -> None:
+def test_a_run_folder_that_records_only_its_first_start_can_be_read_and_resumed(text: Path, tmp_path: Path) -> None:
     run = train_run(tiny(text), tmp_path / "run", stop=lambda: True)
     info = run.info
     (start,) = info.pop("starts")
@@ -98,7 +98,7 @@ def test_a_folder_from_before_every_start_was_kept_can_be_read_and_resumed(text:
     assert len(train_run(tiny(text), tmp_path / "run").info["starts"]) == 2
 
 
-def test_looking_at_a_run_does_not_keep_it_from_being_trained(tmp_path: Path) -> None:
+def test_reading_the_status_of_a_run_does_not_prevent_its_training(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     with run.lock():
         assert run.status == "running"
@@ -118,7 +118,7 @@ def test_looking_at_a_run_does_not_keep_it_from_being_trained(tmp_path: Path) ->
         (lambda run: run.model("final", device="abacus"), "cannot be used here"),
     ],
 )
-def test_mistakes_are_one_line(text: Path, tmp_path: Path, act, says: str) -> None:
+def test_mistakes_are_reported_in_one_line(text: Path, tmp_path: Path, act, says: str) -> None:
     run = train_run(tiny(text, steps=3), tmp_path / "run")
     with pytest.raises(CoupledQKError, match=says):
         act(run)

@@ -16,7 +16,7 @@ from small_runs import run_to, tiny
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two sample models as small as those of tests are, and the runs that they were made of."""
+    """A folder with two tiny sample models and the runs from which they were made."""
     folder = tmp_path_factory.mktemp("made")
     text = folder / "squares.txt"
     text.write_text("".join(f"The square of {n} is {n * n}.\n" for n in range(600)))
@@ -41,7 +41,7 @@ def installed(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
     return tmp_path / "samples"
 
 
-def test_a_sample_is_the_run_with_weights_rounded_to_bfloat16(made: Path, installed: Path) -> None:
+def test_a_sample_equals_its_run_with_weights_rounded_to_bfloat16(made: Path, installed: Path) -> None:
     run, sample = Run.open(made / "runs" / "hamiltonian"), samples.sample("hamiltonian")
     [stored] = sample.path.rglob("model.safetensors")
     assert {weight.dtype for weight in load_file(stored).values()} == {torch.bfloat16}
@@ -89,7 +89,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json", "model.safetensors", "result.json", "info.json"])
-def test_a_damaged_sample_is_one_line(name: str, how: str, installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_sample_is_reported_in_one_line(
+    name: str, how: str, installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     [file] = (installed / "hamiltonian").rglob(name)
     DAMAGE[how](file)
     with pytest.raises(SystemExit):
@@ -111,7 +113,7 @@ def test_a_damaged_sample_is_one_line(name: str, how: str, installed: Path, caps
         (["analyze"], "no run given: name one or several"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_mistakes_are_reported_in_one_line(
     arguments: list[str], says: str, installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -120,7 +122,7 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"config.toml": "0"}'])
-def test_damaged_checksums_are_one_line(content: bytes, installed: Path) -> None:
+def test_damaged_checksums_are_reported_in_one_line(content: bytes, installed: Path) -> None:
     (installed / "standard" / "checksums.json").write_bytes(content)
     with pytest.raises(
         CoupledQKError, match=r"cannot be used \((checksums.json is damaged|the checksum of config.toml)"

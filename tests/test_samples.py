@@ -80,7 +80,7 @@ def test_a_sample_comes_from_the_whole_split_and_not_from_its_beginning(document
     assert all(0.15 < quarters[quarter] / len(numbers) < 0.35 for quarter in range(4))
 
 
-def test_every_source_of_a_joined_corpus_is_represented_by_its_share(tmp_path):
+def test_every_source_of_a_joined_corpus_is_represented_in_proportion(tmp_path):
     """Three long files without documents inside, one of them twice as long as the others."""
     config = write_documents(
         tmp_path / "joined", [f"{letter * 60}\n" * (9_000 * (1 + (letter == "c"))) for letter in "abc"]
@@ -91,7 +91,7 @@ def test_every_source_of_a_joined_corpus_is_represented_by_its_share(tmp_path):
     assert shares == pytest.approx([0.25, 0.25, 0.5], abs=0.1)
 
 
-def test_samples_for_different_tokenizers_are_of_the_same_text(tmp_path):
+def test_samples_for_different_tokenizers_contain_the_same_text(tmp_path):
     config = write_documents(tmp_path / "few", [f"{letter}: {WORDS}\n\n  indented\n" * 2_000 for letter in "xyz"])
     found = [
         text_of(prepare(replace(config, tokenizer=name, max_tokens=n)))
@@ -102,7 +102,7 @@ def test_samples_for_different_tokenizers_are_of_the_same_text(tmp_path):
     assert len({text[:length] for text in found}) == 1
 
 
-def test_all_tokens_or_more_are_the_split_as_it_is(documents):
+def test_a_sample_of_all_tokens_or_more_is_the_whole_split(documents):
     whole = prepare(documents)
     for n in (len(whole.train), 10**9):
         part = prepare(replace(documents, max_tokens=n))
@@ -166,7 +166,7 @@ def test_a_sample_is_written_once_and_again_if_it_is_damaged(documents, cache):
         assert prepare(config).train.tolist() == tokens
 
 
-def test_the_sample_hash_names_the_tokens_that_are_used(documents):
+def test_the_sample_hash_identifies_the_tokens_that_are_used(documents):
     parts = [
         documents,
         replace(documents, max_tokens=1_000),
@@ -240,7 +240,7 @@ keep = 2
 """The config.toml of a run from before there was `sampling`, whose identity was 48642d4dc968."""
 
 
-def test_a_run_from_before_uses_the_first_tokens_and_keeps_its_identity():
+def test_a_run_from_before_sampling_uses_the_first_tokens_and_keeps_its_identity():
     old = from_toml(RunConfig, BEFORE)
     assert isinstance(old.task, LMConfig)
     assert old.task.sampling == "first"
@@ -258,11 +258,11 @@ def test_a_new_run_takes_a_sample_which_is_part_of_its_identity():
     assert identity(new) != identity(old)
 
 
-def test_where_all_tokens_are_used_the_identity_is_that_of_before():
+def test_the_sampling_setting_does_not_change_the_identity_if_all_tokens_are_used():
     assert identity(recipe("nano")) == identity(recipe("nano", sampling="first")) == "0a44b5572f68"
 
 
-def test_settings_written_by_hand_take_a_sample_unless_they_say_otherwise():
+def test_settings_without_a_sampling_method_use_shuffled_samples():
     task = from_dict(RunConfig, {"task": {"corpus": "text.txt", "max_tokens": 1_000}}).task
     assert isinstance(task, LMConfig)
     assert task.sampling == "shuffled"

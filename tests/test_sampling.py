@@ -18,7 +18,7 @@ def test_temperature_divides_the_logits(logits, temperature):
 
 
 @given(logits=rows, top_k=st.integers(1, 14))
-def test_top_k_keeps_the_likeliest_in_proportion(logits, top_k):
+def test_top_k_keeps_the_most_likely_tokens_in_proportion(logits, top_k):
     p = Sampler(top_k=top_k).probabilities(logits)[0]
     kept = logits[0].argsort(descending=True)[:top_k]
     assert set(p.nonzero().flatten().tolist()) == set(kept.tolist())
@@ -37,18 +37,18 @@ def test_top_k_keeps_no_more_than_k_among_equal_logits(logits, data):
 
 
 @given(logits=rows, top_p=st.floats(0.01, 0.999))
-def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, top_p):
+def test_top_p_keeps_the_smallest_set_that_reaches_p(logits, top_p):
     full = logits[0].double().softmax(-1)
     order = full.argsort(descending=True).tolist()
     sums = [float(full[order[: n + 1]].sum()) for n in range(len(order))]
-    assume(all(abs(s - top_p) > 1e-5 for s in sums))  # on the edge rounding decides
+    assume(all(abs(s - top_p) > 1e-5 for s in sums))  # near equality the result depends on rounding
     kept = order[: 1 + sum(s < top_p for s in sums)]
     p = Sampler(top_p=top_p).probabilities(logits)[0]
     assert set(p.nonzero().flatten().tolist()) == set(kept)
     torch.testing.assert_close(p[kept].double(), full[kept] / full[kept].sum(), rtol=1e-5, atol=1e-7)
 
 
-def test_top_p_of_exactly_reached_probability_keeps_no_more():
+def test_top_p_keeps_no_further_token_if_p_is_reached_exactly():
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     assert Sampler(top_p=0.5).probabilities(logits).tolist() == [[1, 0, 0, 0]]
     assert (Sampler(top_p=0.51).probabilities(logits) > 0).tolist() == [[True, True, False, False]]
@@ -66,7 +66,7 @@ def test_top_p_applies_within_top_k():
     torch.testing.assert_close(p, torch.tensor([[4 / 7, 3 / 7, 0, 0]]))
 
 
-def test_rows_are_restricted_each_by_itself():
+def test_each_row_is_restricted_independently():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
     p = Sampler(top_k=2, top_p=0.9).probabilities(logits)
     torch.testing.assert_close(p[0], p[1].flip(0))
@@ -84,7 +84,7 @@ def test_draws_follow_the_probabilities():
     assert chi_squared < 16.3  # 3 degrees of freedom, p = 0.001
 
 
-def test_temperature_zero_and_top_k_one_take_the_likeliest():
+def test_temperature_zero_and_top_k_one_choose_the_most_likely_token():
     logits = torch.randn(50, 11)
     assert torch.equal(Sampler(temperature=0)(logits), logits.argmax(-1))
     assert torch.equal(Sampler(top_k=1)(logits), logits.argmax(-1))
@@ -101,7 +101,7 @@ def test_temperature_zero_and_top_k_one_take_the_likeliest():
         ({"top_p": 1.1}, "top_p=1.1: expected a probability"),
     ],
 )
-def test_impossible_sampling_is_refused(options, message):
+def test_invalid_sampling_options_are_refused(options, message):
     with pytest.raises(CoupledQKError, match=message):
         Sampler(**options)
     with pytest.raises(CoupledQKError, match=message):
@@ -111,7 +111,7 @@ def test_impossible_sampling_is_refused(options, message):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.usefixtures("poisoned_memory")
-def test_greedy_generation_takes_the_likeliest_token_of_the_full_forward(name, positions):
+def test_greedy_generation_takes_the_most_likely_token_of_the_full_forward_pass(name, positions):
     model, prompt = tiny_model(name, positions=positions), random_tokens(3, 6)
     expected = prompt
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_greedy_generation_takes_the_likeliest_token_of_the_full_forward(name, p
 @pytest.mark.parametrize("name", ["standard", "hamiltonian", "hamiltonian_gqa", "euler_diff"])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @torch.no_grad()
-def test_in_float32_single_tokens_take_shorter_ways_to_the_same_logits(name, positions, rows):
+def test_decoding_single_tokens_in_float32_gives_the_same_logits(name, positions, rows):
     model, tokens = tiny_model(name, positions=positions, qk_norm=True).float(), random_tokens(rows, 9)
     cache = model.new_cache(9)
     one_by_one = torch.cat([model(token, cache=cache) for token in tokens.split(1, dim=1)], dim=1)
@@ -139,7 +139,7 @@ def test_left_padded_prompts_continue_as_if_alone(name):
         assert torch.equal(out[6:], model.generate(row[real][None], 5, temperature=0)[0, int(real.sum()) :])
 
 
-def test_the_seed_decides_and_the_global_generator_is_left_alone():
+def test_generation_depends_on_the_seed_and_does_not_change_the_global_generator():
     model, prompt = tiny_model(), random_tokens(2, 4)
     before = torch.get_rng_state()
     first = model.generate(prompt, 20, seed=1)
@@ -148,7 +148,7 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone():
     assert not torch.equal(model.generate(prompt, 20, seed=2), first)
 
 
-def test_a_model_can_be_trained_on_what_it_has_generated():
+def test_a_model_can_be_trained_on_its_generated_tokens():
     model = tiny_model("euler")
     text = model.generate(random_tokens(2, 3), 4)
     model(text[:, :-1], text[:, 1:]).backward()
@@ -163,7 +163,7 @@ def test_streaming_yields_what_generate_returns():
     assert torch.is_grad_enabled()
 
 
-def test_a_stopped_row_repeats_the_stop_token_and_all_stopped_ends():
+def test_a_stopped_row_repeats_the_stop_token_and_generation_ends_when_all_rows_have_stopped():
     model, prompt = tiny_model(), random_tokens(2, 4)
     free = model.generate(prompt, 12, temperature=0)[:, 4:]
     stop = int(free[0, 2])

@@ -27,7 +27,7 @@ SCORINGS = {
 H, WIDTH, T = 4, 6, 5
 
 
-def test_every_kind_of_scoring_is_tested_here():
+def test_every_kind_of_scoring_is_tested():
     assert {config.kind for config in SCORINGS.values()} == set(registry.SCORINGS)
 
 
@@ -77,11 +77,11 @@ def test_fast_equals_plain_forward_and_backward(name, group_size, visible):
 def test_blocks_equal_plain_forward_and_backward(name, group_size, causal, rows, chunk, monkeypatch):
     for setting, value in {"WORTH_BLOCKS": 1, "ROWS": rows, "CHUNK": chunk}.items():
         monkeypatch.setattr(blocks, setting, value)
-    with sdpa_kernel(SDPBackend.OVERRIDEABLE):  # a call of the flash kernel would be an error
+    with sdpa_kernel(SDPBackend.OVERRIDEABLE):  # a call to the flash kernel would be an error
         test_fast_equals_plain_forward_and_backward(name, group_size, "causal" if causal else "all")
 
 
-def test_blocks_are_as_exact_as_flash(monkeypatch):
+def test_blocks_are_as_accurate_as_the_flash_kernel(monkeypatch):
     scoring = build("differential").float()
     q, k, v = (torch.randn(2, 200, 2 * H, WIDTH, requires_grad=True) for _ in range(3))
     wanted, results = [q, k, v, scoring.lam], {}
@@ -100,8 +100,8 @@ def test_blocks_are_as_exact_as_flash(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_training_in_half_precision_is_as_exact_as_the_kernel_in_that_precision(dtype, autocast):
-    """On a CPU the kernel is then used in float32. Outputs and gradients keep the dtype of the inputs."""
+def test_training_in_half_precision_is_as_accurate_as_the_kernel_in_that_precision(dtype, autocast):
+    """On a CPU the kernel then runs in float32. Outputs and gradients keep the dtype of the inputs."""
     exact = [torch.randn(2, 33, H, WIDTH, dtype=torch.float64) for _ in range(3)]
     given = [x.to(dtype).requires_grad_() for x in exact]
     truth = [x.detach().double().requires_grad_() for x in given]
@@ -123,7 +123,7 @@ def test_training_in_half_precision_is_as_exact_as_the_kernel_in_that_precision(
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_softmax_is_its_formula_query_by_query(group_size):
+def test_softmax_equals_its_formula_for_each_query(group_size):
     q, k, v = qkv("softmax", group_size, queries=3)
     out = build("softmax")(q, k, v)
     for b in range(2):
@@ -137,8 +137,8 @@ def test_softmax_is_its_formula_query_by_query(group_size):
 
 @pytest.mark.parametrize("group_size", [1, 2])
 @pytest.mark.parametrize("name", ["differential", "official"])
-def test_differential_is_its_formula_head_by_head(name, group_size):
-    """Sub-head i pairs with i + H; a head's value is the pair's side by side; (A₁ − λ A₂) V, normalised."""
+def test_differential_equals_its_formula_for_each_head(name, group_size):
+    """Sub-heads i and i + H form a head, whose V concatenates their values; the output is (A₁ − λ A₂) V, normalised."""
     scoring, (q, k, v) = build(name), qkv(name, group_size)
     out = scoring(q, k, v)
     lam_init = 0.8 - 0.6 * math.exp(-0.3 * 1)
@@ -166,8 +166,8 @@ LAMBDAS = {
 
 
 @pytest.mark.parametrize("name", SCORINGS)
-def test_weights_are_a_causal_map_whose_rows_sum_to_what_the_scoring_says(name):
-    """1 for softmax, 1 − λ for a difference, and less than 1 beside a sink; negative only where the record says so."""
+def test_weights_are_causal_and_their_rows_have_the_expected_sums(name):
+    """Rows sum to 1 for softmax, to 1 − λ for a difference and to less than 1 with a sink; only signed weights are negative."""
     scoring, (q, k, _), x = build(name), qkv(name), double_randn(2, T, H * WIDTH)
     weights = scoring.weights(q, k, causal=True, x=x)
     assert weights.shape == (2, H, T, T)
@@ -182,8 +182,8 @@ def test_weights_are_a_causal_map_whose_rows_sum_to_what_the_scoring_says(name):
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_differential_v2_is_its_formula_head_by_head(group_size):
-    """Queries 2h and 2h + 1 look at the same key and value; λ is a sigmoid of the token's own input."""
+def test_differential_v2_equals_its_formula_for_each_head(group_size):
+    """Queries 2h and 2h + 1 share a key and a value head; λ is a sigmoid of the token's own input."""
     scoring, (q, k, v), x = build("differential_v2"), qkv("differential_v2", group_size), double_randn(2, T, H * WIDTH)
     out = scoring(q, k, v, x=x)
     for h in range(H):
@@ -193,7 +193,7 @@ def test_differential_v2_is_its_formula_head_by_head(group_size):
         torch.testing.assert_close(out[:, :, h], (first - lam[..., None] * second) @ value)
 
 
-def test_a_gate_multiplies_its_heads_output_for_its_token_alone():
+def test_a_gate_multiplies_the_output_of_its_head_at_its_token_only():
     scoring, (q, k, v), x = build("gated"), qkv("gated"), double_randn(2, T, H * WIDTH)
     out, ungated = scoring(q, k, v, causal=True, x=x), build("softmax")(q, k, v, causal=True)
     for t in range(T):
@@ -228,7 +228,7 @@ def test_lambda_starts_at_the_papers_value_for_its_layer(layer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group_size", [1, 2, 4])
 @pytest.mark.parametrize("name", SCORINGS)
-def test_the_fast_path_stays_on_the_flash_kernel(name, group_size, dtype, visible):
+def test_the_fast_path_uses_the_flash_kernel(name, group_size, dtype, visible):
     scoring, inputs = build(name).to(dtype), [x.to(dtype).requires_grad_() for x in qkv(name, group_size)]
     x = {key: value.to(dtype) for key, value in given_x(name).items()}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -236,8 +236,8 @@ def test_the_fast_path_stays_on_the_flash_kernel(name, group_size, dtype, visibl
 
 
 @pytest.mark.filterwarnings("ignore:Flash attention")
-def test_values_wider_than_queries_would_leave_the_flash_kernel():
-    """The reason for the geometry of differential scoring, and the proof that the test above can fail."""
+def test_the_flash_kernel_does_not_support_values_wider_than_queries():
+    """This is the reason for the geometry of differential scoring, and shows that a test of the flash kernel can fail."""
     q, k, _ = qkv("softmax")
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
         build("softmax")(q, k, double_randn(2, T, H, 2 * WIDTH))
@@ -262,7 +262,7 @@ def test_a_fully_masked_row_is_zero_with_finite_gradients(name, dtype, path):
 
 
 @pytest.mark.parametrize("name", SCORINGS)
-def test_what_is_masked_has_no_influence(name):
+def test_masked_tokens_have_no_influence(name):
     scoring, (q, k, v), x = build(name), qkv(name), given_x(name)
     mask = VISIBLE["padding"]["mask"]
     expected = scoring(q, k, v, mask, **x)
@@ -272,7 +272,7 @@ def test_what_is_masked_has_no_influence(name):
 
 
 def as_diff_llama(attention, group_size):
-    """transformers' module with the same weights. The map: qkv = q_proj | k_proj | v_proj by rows, out = o_proj,
+    """The transformers module with the same weights: qkv = q_proj | k_proj | v_proj by rows, out = o_proj,
     lam_x = lambda_x, and their heads are our sub-heads."""
     from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention, DiffLlamaConfig
 
@@ -292,7 +292,7 @@ def as_diff_llama(attention, group_size):
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_official_differential_attention_is_diff_llamas(group_size):
+def test_official_differential_attention_equals_diff_llama(group_size):
     from transformers.models.diffllama.modeling_diffllama import DiffLlamaRotaryEmbedding
 
     config = variant("diff", flavour="official", group_size=group_size)

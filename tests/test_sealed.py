@@ -17,7 +17,7 @@ RECORDS = [{"kind": "train", "step": step, "loss": 1 / step} for step in range(1
 
 
 def flips(content: bytes):
-    """Every content with one bit flipped."""
+    """All variants of the content with one bit flipped."""
     for place in range(len(content)):
         for bit in range(8):
             yield content[:place] + bytes([content[place] ^ (1 << bit)]) + content[place + 1 :]
@@ -59,7 +59,7 @@ def test_no_flipped_bit_of_a_log_changes_a_record_silently(tmp_path: Path) -> No
         lambda lines: [*lines[:2], *log_lines(RECORDS[2:])[0].splitlines(True)],
     ],
 )
-def test_missing_repeated_and_exchanged_lines_of_a_log_are_found(tmp_path: Path, spoil) -> None:
+def test_missing_repeated_and_swapped_lines_of_a_log_are_detected(tmp_path: Path, spoil) -> None:
     (tmp_path / "log.jsonl").write_text("".join(spoil(log_lines(RECORDS)[0].splitlines(True))))
     assert Log.read(tmp_path / "log.jsonl").fault is not None
 
@@ -67,7 +67,7 @@ def test_missing_repeated_and_exchanged_lines_of_a_log_are_found(tmp_path: Path,
 @pytest.mark.parametrize(
     "content", [b"", b"{}\n", b"null\n", b'{"step": "1"}\n', b"[" * 100_000, b"\xff\n", b"1" * 9999]
 )
-def test_a_log_of_anything_else_is_damaged_or_empty(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_log_is_damaged_or_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log.jsonl").write_bytes(content)
     found = Log.read(tmp_path / "log.jsonl")
     assert found.records == []
@@ -84,7 +84,7 @@ def test_no_flipped_bit_of_json_or_toml_changes_a_value_silently(tmp_path: Path)
             found = read_sealed_json(tmp_path / "data.json", "restore it")
         except FileError:
             continue
-        # a flip in white space, or in the name of the checksum
+        # the flipped bit is in white space, or in the name of the checksum
         assert {key: found[key] for key in data} == data
     for flipped in flips((tmp_path / "data.toml").read_bytes()):
         (tmp_path / "data.toml").write_bytes(flipped)
@@ -103,7 +103,7 @@ def flip_line(path: Path, number: int) -> None:
     path.write_bytes(b"".join(lines))
 
 
-def test_a_flip_in_the_log_of_a_finished_run_is_reported_and_repaired_by_resuming(text: Path, tmp_path: Path) -> None:
+def test_damage_in_the_log_of_a_finished_run_is_reported_and_repaired_by_resuming(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     run = run_to(config, tmp_path / "run")
     whole = trained_bits(run)
@@ -116,7 +116,7 @@ def test_a_flip_in_the_log_of_a_finished_run_is_reported_and_repaired_by_resumin
     assert trained_bits(repaired) == whole
 
 
-def test_a_flip_before_all_checkpoints_is_reported_and_nothing_is_overwritten(text: Path, tmp_path: Path) -> None:
+def test_log_damage_before_all_checkpoints_is_reported_and_nothing_is_overwritten(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text), tmp_path / "run")
     flip_line(run.path / "metrics.jsonl", 2)
     before = (run.path / "metrics.jsonl").read_bytes()
@@ -127,7 +127,7 @@ def test_a_flip_before_all_checkpoints_is_reported_and_nothing_is_overwritten(te
     assert Checkpoints(run.path / "checkpoints", keep=2).steps() == [16, 20]
 
 
-def test_a_log_that_ends_early_is_found(text: Path, tmp_path: Path) -> None:
+def test_a_truncated_log_is_detected(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text), tmp_path / "finished")
     lines = (run.path / "metrics.jsonl").read_text().splitlines(True)
     (run.path / "metrics.jsonl").write_text("".join(lines[:-1]))
@@ -142,7 +142,7 @@ def test_a_log_that_ends_early_is_found(text: Path, tmp_path: Path) -> None:
     assert trained_bits(again) == trained_bits(run_to(tiny(text), tmp_path / "whole"))
 
 
-def test_only_a_torn_last_line_of_an_unfinished_run_is_forgiven(text: Path, tmp_path: Path) -> None:
+def test_only_an_incomplete_last_line_of_an_unfinished_run_is_accepted(text: Path, tmp_path: Path) -> None:
     stopped = run_to(tiny(text), tmp_path / "stopped", stop_at=9)
     finished = run_to(tiny(text), tmp_path / "finished")
     n = len(stopped.metrics())

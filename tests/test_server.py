@@ -1,4 +1,4 @@
-"""The local server answers every request, and no client can block or confuse it."""
+"""The local server answers every request, and no client can block it."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def test_a_hundred_clients_at_once_are_all_answered() -> None:
     waiting = threading.Lock()
 
     def answer(body):
-        with waiting:  # one at a time, like a model that reads a text
+        with waiting:  # one at a time, like requests to a model
             return json_answer(body)
 
     def ask(number: int) -> bytes:
@@ -60,7 +60,7 @@ def test_a_hundred_clients_at_once_are_all_answered() -> None:
         assert sorted(map(int, clients.map(ask, range(100)))) == list(range(100))
 
 
-def test_connections_wait_to_be_accepted_while_the_server_is_not_listening() -> None:
+def test_connections_made_before_the_server_starts_serving_are_answered() -> None:
     with LocalServer({"GET /": lambda _: Answer(b"page")}, port=0) as server:
         clients = [connect(server) for _ in range(100)]
         for client in clients:
@@ -73,14 +73,14 @@ def test_connections_wait_to_be_accepted_while_the_server_is_not_listening() -> 
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET / HT", POST, POST + b"Content-Length: 9\r\n\r\n12"])
-def test_a_request_that_never_arrives_is_dropped(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_is_dropped(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS_TO_SEND", 0.2)
     with serving({"POST /echo": json_answer}) as server, connect(server) as client:
         client.sendall(beginning)
         assert client.recv(100) == b""
 
 
-def test_a_request_that_trickles_in_is_dropped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_sent_too_slowly_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS_TO_SEND", 0.3)
     with serving({"GET /": lambda _: Answer(b"page")}) as server, connect(server) as client:
         client.settimeout(0.05)
@@ -106,7 +106,7 @@ def test_a_header_given_twice_is_refused(header: str, server: LocalServer) -> No
     assert "expected at most one" in json.loads(body)["error"]
 
 
-def test_an_error_for_the_user_is_an_answer_in_words() -> None:
+def test_a_user_error_is_returned_as_a_message() -> None:
     def fail(_: object) -> Answer:
         raise CoupledQKError("the text is empty: give at least one character")
 
@@ -115,7 +115,7 @@ def test_an_error_for_the_user_is_an_answer_in_words() -> None:
     assert (status, json.loads(body)) == (400, {"error": "the text is empty: give at least one character"})
 
 
-def test_a_client_that_hangs_up_leaves_no_traceback(capfd: pytest.CaptureFixture[str], server: LocalServer) -> None:
+def test_a_client_that_disconnects_causes_no_traceback(capfd: pytest.CaptureFixture[str], server: LocalServer) -> None:
     with connect(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # the connection is reset
         client.sendall(POST + b"Content-Length: 9\r\n\r\n12")

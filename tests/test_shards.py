@@ -1,4 +1,4 @@
-"""Tokenized corpora in the cache: their content, and that they are complete or created again."""
+"""Tokenized corpora in the cache have the right content and are created again if they are damaged."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ def refuse(*args: object) -> None:
 
 
 @ALL_TOKENIZERS
-def test_a_split_is_its_documents_each_with_an_end_of_text(config, tokenizer):
+def test_a_split_is_its_documents_each_followed_by_end_of_text(config, tokenizer):
     corpus = prepare_quietly(replace(config, tokenizer=tokenizer))
     ids = (corpus.tokenizer.encode(document) for document in TRAIN)
     assert corpus.train.tolist() == [i for document in ids for i in [*document, corpus.tokenizer.end_of_text]]
@@ -79,7 +79,7 @@ def test_a_split_reports_its_size_and_a_hash_of_its_text(config, tokenizer):
     assert [corpus.info.splits[s].documents for s in ("valid", "test")] == [3, 3]
 
 
-def test_the_hash_names_the_text_not_the_tokenizer(config, tmp_path):
+def test_the_hash_depends_on_the_text_and_not_on_the_tokenizer(config, tmp_path):
     first, second = (prepare(replace(config, tokenizer=name)).info.hash for name in ("bytes", "gpt2"))
     assert first == second
     (tmp_path / "corpus.jsonl").write_text((tmp_path / "corpus.jsonl").read_text().replace("typed", "written"))
@@ -87,7 +87,7 @@ def test_the_hash_names_the_text_not_the_tokenizer(config, tmp_path):
 
 
 @ALL_TOKENIZERS
-def test_what_was_prepared_is_not_prepared_again(config, tokenizer, monkeypatch):
+def test_a_prepared_corpus_is_not_prepared_again(config, tokenizer, monkeypatch):
     config = replace(config, tokenizer=tokenizer)
     first = prepare_quietly(config)
     monkeypatch.setattr(shards, "build", refuse)
@@ -97,7 +97,7 @@ def test_what_was_prepared_is_not_prepared_again(config, tokenizer, monkeypatch)
     assert again.tokenizer.to_json() == first.tokenizer.to_json()
 
 
-def test_the_same_files_elsewhere_are_known_by_their_own_name(config, tmp_path, monkeypatch):
+def test_moved_files_are_not_tokenized_again_and_are_reported_by_their_new_path(config, tmp_path, monkeypatch):
     prepare(config)
     moved = tmp_path / "elsewhere" / "corpus.jsonl"
     moved.parent.mkdir()
@@ -138,7 +138,7 @@ def test_every_flipped_bit_of_the_header_is_detected(config, cache):
             shards._open(file.parent, shards.open_corpus(config))
 
 
-def test_processes_that_prepare_at_once_all_get_it(config, cache):
+def test_processes_that_prepare_a_corpus_at_the_same_time_all_get_it(config, cache):
     code = f"""
 from coupledqk.config import DataConfig
 from coupledqk.data import prepare
@@ -150,7 +150,7 @@ print(prepare(DataConfig(corpus={config.corpus!r}, tokenizer="bytes")).train.sum
     assert len(list((cache / "tokens").iterdir())) == 1
 
 
-def test_another_process_that_was_first_is_believed(config, monkeypatch):
+def test_tokens_that_another_process_finished_first_are_used(config, monkeypatch):
     build, calls = shards.build, []
 
     def late(*args) -> None:
@@ -164,7 +164,7 @@ def test_another_process_that_was_first_is_believed(config, monkeypatch):
     assert len(calls) == 2
 
 
-def test_a_failure_midway_leaves_no_trace(config, cache, tmp_path):
+def test_a_failure_during_tokenization_leaves_no_files(config, cache, tmp_path):
     Path(config.corpus).write_text('{"text": "good"}\n' * 30 + '{"text": 1}')
     with pytest.raises(CoupledQKError, match=r"corpus.jsonl, line 31"):
         prepare(config)
@@ -179,7 +179,7 @@ def test_progress_counts_the_bytes_of_text(config):
 
 
 def test_the_reader_is_never_far_ahead_of_the_writer(monkeypatch):
-    """So memory does not grow with the corpus."""
+    """Memory therefore does not grow with the corpus."""
     produced, ahead = [0], []
 
     def stream():
@@ -193,7 +193,7 @@ def test_the_reader_is_never_far_ahead_of_the_writer(monkeypatch):
     assert max(ahead) <= (2 * len(os.sched_getaffinity(0)) + 1) * PIECE
 
 
-def test_long_documents_get_the_ids_of_the_whole(tmp_path):
+def test_long_documents_get_the_same_ids_as_in_one_piece(tmp_path):
     text = "Some words, 'quoted'  and   spaced.\n\n\tThen more; " * 20_000
     (tmp_path / "long.md").write_text(text)
     corpus = prepare(DataConfig(corpus=str(tmp_path / "long.md")))
@@ -205,7 +205,7 @@ def test_long_documents_get_the_ids_of_the_whole(tmp_path):
 
 @pytest.mark.parametrize(("split", "setting"), [("train", "max_tokens"), ("valid", "max_valid_tokens")])
 @pytest.mark.parametrize("n", [2, 11, 10**9])
-def test_a_part_is_the_beginning_of_its_split(config, split, setting, n):
+def test_sampling_first_takes_the_beginning_of_a_split(config, split, setting, n):
     whole, part = prepare(config), prepare(replace(config, sampling="first", **{setting: n}))
     for name in ("train", "valid", "test"):
         assert getattr(part, name).tolist() == getattr(whole, name)[: n if name == split else None].tolist()
@@ -216,7 +216,7 @@ def test_a_part_is_the_beginning_of_its_split(config, split, setting, n):
     assert part.info.hash == whole.info.hash
 
 
-def test_a_large_vocabulary_takes_wider_integers(config):
+def test_a_large_vocabulary_is_stored_in_wider_integers(config):
     few = byte_tokenizer()
     many = Tokenizer("bytes", [*few.tokens[:256], *(str(i).encode() for i in range(70_000))], few.encode_batch)
     built = Path(config.corpus).parent / "built"
@@ -256,7 +256,7 @@ def test_a_cache_that_cannot_be_written_is_reported(config, monkeypatch):
         prepare(config)
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+def test_environment_variables_set_the_cache_folder(monkeypatch, tmp_path):
     assert shards.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("COUPLEDQK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")

@@ -45,7 +45,7 @@ properties = ["loss", "context_gain", "lr_sensitivity", "entropy", "effective_ra
 )
 
 
-def test_a_shift_is_the_mean_difference_of_the_seeds_that_both_have():
+def test_a_shift_is_the_mean_difference_over_the_seeds_in_common():
     shift = _shift("rank", "", {0: 2.0, 1: 4.0, 2: 9.0}, {0: 1.0, 1: 2.0, 3: 7.0}, {0: 1.5, 1: 1.5})
     assert shift is not None
     assert (shift.baseline, shift.variant, shift.effect, shift.n) == (1.5, 3.0, 1.5, 2)
@@ -74,7 +74,7 @@ def test_a_change_is_marked_only_beyond_the_noise_of_null_pairs(coupled, null, b
 @pytest.mark.parametrize(
     ("accuracies", "step"), [([0.5, 0.7, 1.0], 100 * (2 + 0.2 / 0.3)), ([0.95], 100 * 0.9 / 0.95), ([0.2, 0.8], None)]
 )
-def test_the_step_of_recall_is_interpolated(accuracies, step, tmp_path, monkeypatch):
+def test_the_step_at_which_recall_is_reached_is_interpolated(accuracies, step, tmp_path, monkeypatch):
     records = [{"step": 100 * i, "accuracy": value} for i, value in enumerate(accuracies, 1)]
     monkeypatch.setattr(RunFolder, "metrics", lambda self, kind: records)
     assert _first_step(RunFolder(tmp_path)) == (step and pytest.approx(step))
@@ -114,14 +114,14 @@ def test_without_shifts_there_is_no_table():
     assert not shifts_table([]).rows
 
 
-def test_an_unknown_property_and_a_row_that_is_not_there_are_named(tmp_path: Path):
+def test_an_unknown_property_and_a_missing_row_are_reported(tmp_path: Path):
     with pytest.raises(CoupledQKError, match="no row 'nil'"):
         make_plan(parse("mine", SHIFTS.replace('null = "null"', 'null = "nil"')), "mini", tmp_path)
     with pytest.raises(CoupledQKError, match="'entropi': did you mean 'entropy'"):
         parse("mine", SHIFTS.replace('"entropy"', '"entropi"'))
 
 
-def test_the_package_asks_only_for_rows_and_properties_that_there_are():
+def test_packaged_experiments_request_only_existing_rows_and_properties():
     asking = [name for name in names() if any(getattr(scale, "shifts", None) for scale in load(name).scales.values())]
     assert asking == ["changes", "mqar"]
     for name in asking:

@@ -21,7 +21,7 @@ def readers():
 
 
 @pytest.mark.parametrize("name", samples.NAMES)
-def test_a_sample_is_small_and_its_card_is_about_it(name: str) -> None:
+def test_a_sample_is_small_and_its_card_agrees_with_its_results(name: str) -> None:
     run = samples.sample(name)
     files = [file for file in run.path.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < MOST_BYTES
@@ -40,7 +40,7 @@ def test_a_sample_is_small_and_its_card_is_about_it(name: str) -> None:
         )
 
 
-def test_the_samples_differ_in_coupling_alone_and_are_well_below_the_bigram() -> None:
+def test_the_samples_differ_only_in_coupling_and_are_well_below_the_bigram_model() -> None:
     standard, coupled = map(samples.sample, samples.NAMES)
     attention = replace(coupled.config.model.attention, dynamics=standard.config.model.attention.dynamics)
     assert replace(coupled.config, model=replace(coupled.config.model, attention=attention)) == standard.config
@@ -50,8 +50,8 @@ def test_the_samples_differ_in_coupling_alone_and_are_well_below_the_bigram() ->
         assert run.result["best"]["bits_per_byte"] < 0.75 * bigram["bits_per_byte"]
 
 
-def test_the_explorer_has_something_to_show(readers) -> None:
-    """On the default text: a head that coupling clearly changes, a previous-token head, and a loss that depends on both."""
+def test_the_explorer_shows_the_documented_heads_and_effects(readers) -> None:
+    """On the default text there are a head that coupling clearly changes, a previous-token head, and effects on the loss."""
     _, coupled = make_bundle(readers, TEXT)["runs"]
     stops = {stop["kind"]: stop for stop in coupled["tour"]}
     assert stops["changed"]["share"] > 0.25
@@ -65,8 +65,8 @@ def test_the_explorer_has_something_to_show(readers) -> None:
     assert effects["without_dynamics"] > effects["loss"]
 
 
-def test_it_continues_a_repetition(readers) -> None:
-    """A name that occurred before is easier to predict: the models use their context."""
+def test_the_samples_predict_repeated_text_better(readers) -> None:
+    """The models use their context: a name that occurred before is easier to predict."""
     for reader in readers:
         once = reader.tokenizer.encode("zorbat_quimp = 1\n")
         twice = reader.tensor(once * 2)

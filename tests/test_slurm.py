@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm with one node: `make test-slurm` starts it."""
+"""Jobs on a real Slurm cluster of one node, which `make test-slurm` starts."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_a_preempted_job_saves_is_requeued_and_resumes(text: Path, tmp_path: Pat
         engine.close()
 
 
-def test_a_grid_computes_what_this_machine_computes(text: Path, tmp_path: Path) -> None:
+def test_a_grid_on_slurm_is_bit_identical_to_local_training(text: Path, tmp_path: Path) -> None:
     flags = [f"--{name}={value}" for name, value in {**TINY, "corpus": text, "threads": 1}.items() if name != "lr"]
     options = ["--engine=slurm", "--partition=main", "--time=30", "--out", str(tmp_path / "slurm")]
     main(["sweep", "--variant=hamiltonian", "--lrs", "1e-2", "2e-2", *flags, *options])

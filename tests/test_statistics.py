@@ -39,7 +39,7 @@ p_values = st.lists(st.floats(0, 1), min_size=1, max_size=5)
 
 
 def draws(n, mean=0.0, std=1.0, trials=TRIALS, seed=0):
-    """So many samples of n seeds each."""
+    """`trials` samples of n seeds each."""
     return np.random.default_rng(seed).normal(mean, std, (trials, n)).tolist()
 
 
@@ -48,7 +48,7 @@ def rate(outcomes):
 
 
 @pytest.mark.parametrize("n", [2, *SEEDS])
-def test_the_paired_test_is_scipys(n) -> None:
+def test_the_paired_test_agrees_with_scipy(n) -> None:
     ours, theirs = draws(n, 22.6, trials=1)[0], draws(n, 24.2, trials=1, seed=1)[0]
     expected, estimate = stats.ttest_rel(ours, theirs), paired(ours, theirs)
     assert estimate.p() == pytest.approx(expected.pvalue)
@@ -56,7 +56,7 @@ def test_the_paired_test_is_scipys(n) -> None:
 
 
 @pytest.mark.parametrize("n", [2, *SEEDS])
-def test_welchs_test_is_scipys(n) -> None:
+def test_welchs_test_agrees_with_scipy(n) -> None:
     ours, theirs = draws(n, 22.6, 0.04, trials=1)[0], draws(7, 23.8, 0.3, trials=1)[0]
     expected, estimate = stats.ttest_ind(ours, theirs, equal_var=False), welch(ours, theirs)
     assert estimate.p() == pytest.approx(expected.pvalue)
@@ -76,7 +76,7 @@ def test_relative_differences_are_in_units_of_the_baselines_mean() -> None:
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_equality_is_two_one_sided_tests_of_scipys(n) -> None:
+def test_the_test_of_equality_agrees_with_two_one_sided_tests_of_scipy(n) -> None:
     differences = draws(n, 0.2, 0.3, trials=1)[0]
     above = stats.ttest_1samp(differences, -0.5, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, 0.5, alternative="less").pvalue
@@ -95,7 +95,7 @@ def test_tests_and_intervals_agree(value, error, df, level) -> None:
 
 @pytest.mark.parametrize("n", SEEDS)
 def test_paired_intervals_cover_the_truth(n) -> None:
-    shared = np.random.default_rng(1).normal(24, 1, (TRIALS, n))  # what a seed does to both
+    shared = np.random.default_rng(1).normal(24, 1, (TRIALS, n))  # the effect of a seed on both
     ours, theirs = shared + draws(n, -1, 0.1), shared + draws(n, 0, 0.1, seed=2)
     intervals = [paired(a, b).interval() for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
     assert rate([low <= -1 <= high for low, high in intervals]) == pytest.approx(0.95, abs=NOISE)
@@ -115,23 +115,23 @@ def test_intervals_of_a_ratio_of_spreads_cover_the_truth(n) -> None:
     assert rate([low <= 0.04 / 0.31 <= high for low, high in intervals]) == pytest.approx(0.95, abs=NOISE)
 
 
-def test_a_ratio_of_spreads_is_cautious_where_seeds_move_both_alike() -> None:
+def test_the_test_of_a_ratio_of_spreads_is_conservative_if_seeds_shift_both_alike() -> None:
     shared = np.random.default_rng(1).normal(24, 1, (TRIALS, 5))
     samples = zip((shared + draws(5)).tolist(), (shared + draws(5, seed=2)).tolist(), strict=True)
     assert rate([spread_ratio(a, b).p() <= 0.05 for a, b in samples]) < 0.05 - NOISE
 
 
-def test_the_ratio_of_spreads_follows_scipys_f() -> None:
+def test_the_ratio_of_spreads_agrees_with_scipys_f_distribution() -> None:
     ratio = SpreadRatio(0.5, (2, 9))
     low, high = ratio.interval(0.9)
     assert (0.5 / low) ** 2 == pytest.approx(stats.f.ppf(0.95, 2, 9))
     assert (0.5 / high) ** 2 == pytest.approx(stats.f.ppf(0.05, 2, 9))
     assert ratio.p() == pytest.approx(2 * stats.f.cdf(0.25, 2, 9))
-    assert SpreadRatio(2.0, (9, 2)).p() == pytest.approx(ratio.p())  # seen from the other side
+    assert SpreadRatio(2.0, (9, 2)).p() == pytest.approx(ratio.p())  # the reciprocal ratio
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_equality_is_rarely_found_where_the_difference_is_the_margin(n) -> None:
+def test_equality_is_found_in_5_percent_of_trials_if_the_difference_equals_the_margin(n) -> None:
     found = [paired(a, [24.0] * n).p_equal(0.5) <= 0.05 for a in draws(n, 24.5, 0.1)]
     assert rate(found) == pytest.approx(0.05, abs=NOISE)
 
@@ -158,7 +158,7 @@ def test_the_detectable_ratio_is_detected_with_80_percent_power(n) -> None:
 
 
 @pytest.mark.parametrize(("n", "least"), [(3, 0.70), (5, 0.88), (10, 0.925)])
-def test_bootstrap_intervals_cover_what_the_samples_range_allows(n, least) -> None:
+def test_bootstrap_intervals_have_the_coverage_that_the_sample_range_allows(n, least) -> None:
     trials = 1000
     intervals = [bootstrap_interval(a, resamples=1000) for a in draws(n, trials=trials)]
     covered = rate([low <= 0 <= high for low, high in intervals])
@@ -166,7 +166,7 @@ def test_bootstrap_intervals_cover_what_the_samples_range_allows(n, least) -> No
     assert least < covered < most + 3 * math.sqrt(most * (1 - most) / trials)
 
 
-def test_bootstrap_intervals_of_many_values_are_students_and_repeatable() -> None:
+def test_bootstrap_intervals_of_many_values_agree_with_students_t_and_are_repeatable() -> None:
     values = draws(400, 24, trials=1)[0]
     expected = stats.ttest_1samp(values, 0).confidence_interval()
     assert bootstrap_interval(values) == pytest.approx(tuple(expected), abs=0.01)
@@ -174,7 +174,7 @@ def test_bootstrap_intervals_of_many_values_are_students_and_repeatable() -> Non
 
 
 @given(p_values)
-def test_holm_is_the_closed_test_of_bonferroni(ps) -> None:
+def test_holm_equals_the_closed_bonferroni_test(ps) -> None:
     def of_all_sets_with(i):
         others = [j for j in range(len(ps)) if j != i]
         sets = [(i, *rest) for size in range(len(ps)) for rest in itertools.combinations(others, size)]
@@ -184,19 +184,19 @@ def test_holm_is_the_closed_test_of_bonferroni(ps) -> None:
 
 
 @given(p_values, st.floats(0.001, 0.5))
-def test_holms_levels_decide_as_its_adjusted_p_do(ps, level) -> None:
+def test_holms_levels_and_adjusted_p_values_give_the_same_decisions(ps, level) -> None:
     for p, adjusted, its_level in zip(ps, holm(ps), holm_levels(ps, level), strict=True):
         assert (p <= its_level) == (adjusted <= level) or math.isclose(adjusted, level)
         assert level / len(ps) <= its_level <= level
 
 
-def test_holm_rarely_finds_anything_where_there_is_nothing() -> None:
+def test_holm_controls_the_family_wise_error_rate() -> None:
     null = np.random.default_rng(0).uniform(size=(TRIALS, 6)).tolist()
     assert rate([min(holm(ps)) <= 0.05 for ps in null]) == pytest.approx(0.05, abs=NOISE)
 
 
 @pytest.mark.parametrize("test", [paired, welch, spread_ratio])
-def test_values_of_which_no_test_can_be_made_are_refused(test) -> None:
+def test_values_that_cannot_be_tested_are_refused(test) -> None:
     with pytest.raises(CoupledQKError, match="1 seed: a test needs two"):
         test([24.0], [22.0])
     with pytest.raises(CoupledQKError, match="not finite"):
@@ -205,7 +205,7 @@ def test_values_of_which_no_test_can_be_made_are_refused(test) -> None:
         test([24.1, 24.1, 24.1], [22.3, 22.3, 22.3])
 
 
-def test_what_cannot_be_related_is_refused() -> None:
+def test_samples_that_cannot_be_paired_or_averaged_are_refused() -> None:
     with pytest.raises(CoupledQKError, match="3 values against 2 cannot be paired"):
         paired([1.0, 2.0, 3.0], [1.0, 2.0])
     with pytest.raises(CoupledQKError, match="must be positive and is 0"):
@@ -214,7 +214,7 @@ def test_what_cannot_be_related_is_refused() -> None:
         summary([])
 
 
-def test_without_scipy_the_extra_is_named(monkeypatch) -> None:
+def test_without_scipy_the_error_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(CoupledQKError, match=r"pip install 'coupledqk\[lab\]'"):
         paired([1.0, 2.0], [1.5, 2.0]).interval()
@@ -258,7 +258,7 @@ def test_moderated_intervals_cover_with_a_shared_baseline_and_are_shorter(n_seed
     assert found.length < 0.9
 
 
-def test_the_shipped_prior_covers_what_it_describes() -> None:
+def test_intervals_moderated_by_the_shipped_prior_have_nominal_coverage() -> None:
     prior = compare_prior()
     assert 0.001 < prior.sd < 0.1
     assert prior.source
@@ -269,14 +269,14 @@ def test_the_shipped_prior_covers_what_it_describes() -> None:
 
 
 @pytest.mark.parametrize("prior_df", [0.0, 4.0])
-def test_testing_after_every_pair_keeps_its_error_rate(prior_df) -> None:
+def test_sequential_testing_after_every_pair_keeps_its_error_rate(prior_df) -> None:
     test = SequentialTest(last=12, prior_df=prior_df)
     found = sequential_stops(test, effect=0.0, trials=20_000)
     assert found.significant == pytest.approx(0.05, abs=0.006)
     assert found.covered == pytest.approx(0.95, abs=0.006)
 
 
-def test_testing_at_5_percent_after_every_pair_would_not() -> None:
+def test_testing_at_5_percent_after_every_pair_inflates_the_error_rate() -> None:
     x = np.random.default_rng(0).standard_normal((5000, 12))
     looks = [
         abs(x[:, :n].mean(1)) > student_quantile(0.975, n - 1) * x[:, :n].std(1, ddof=1) / n**0.5 for n in range(4, 13)
@@ -311,7 +311,7 @@ def test_early_looks_are_stricter_and_looks_outside_the_plan_are_refused() -> No
 # --- power --------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_pairs_needed_for_an_effect_detect_it_and_one_less_does_not() -> None:
+def test_the_number_of_pairs_needed_detects_an_effect_and_one_pair_fewer_does_not() -> None:
     n = pairs_needed(0.02, sd=0.018)
     assert detectable_effect(n, 0.018) <= 0.02 < detectable_effect(n - 1, 0.018)
     x = np.random.default_rng(0).normal(0.02, 0.018, (4000, n))
@@ -319,7 +319,7 @@ def test_the_pairs_needed_for_an_effect_detect_it_and_one_less_does_not() -> Non
     assert found.mean() >= 0.78
 
 
-def test_power_is_that_of_the_estimate() -> None:
+def test_the_detectable_effect_agrees_with_that_of_an_estimate() -> None:
     assert detectable_effect(5, 0.1) == pytest.approx(Estimate(0, 0.1 / math.sqrt(5), 4).detectable_effect())
     assert detectable_effect(3, 0.1, prior_df=8) < detectable_effect(3, 0.1)
     assert detectable_effect(5, 0.1, prior_df=1e6) == pytest.approx(
@@ -327,7 +327,7 @@ def test_power_is_that_of_the_estimate() -> None:
     )
 
 
-def test_with_a_prior_power_is_the_mean_over_its_standard_deviations() -> None:
+def test_with_a_prior_power_is_averaged_over_its_standard_deviations() -> None:
     effect = detectable_effect(8, 1.0, prior_df=4)
     random = np.random.default_rng(0)
     sd = np.sqrt(4 / random.chisquare(4, 20_000))
@@ -339,5 +339,5 @@ def test_with_a_prior_power_is_the_mean_over_its_standard_deviations() -> None:
 
 @pytest.mark.parametrize("df", [1, 2.5, 24, math.inf])
 @pytest.mark.parametrize("probability", [0.6, 0.975, 0.9995])
-def test_quantiles_are_students(df, probability) -> None:
+def test_quantiles_agree_with_students_t(df, probability) -> None:
     assert student_quantile(probability, df) == pytest.approx(stats.t.ppf(probability, df), rel=1e-9)

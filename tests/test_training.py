@@ -64,7 +64,7 @@ def test_recipes_are_those_of_the_papers_appendix(
     assert (config.runtime.micro_batch, config.runtime.gradient_checkpointing) == (micro_batch, checkpointing)
 
 
-def test_the_schedule_at_its_corner_points() -> None:
+def test_the_learning_rate_schedule_at_its_corner_points() -> None:
     train = RECIPES["wikitext-103"].train
     at = {step: lr_at(step, train) for step in (0, 1, 1_000, 2_000, 16_000, 30_000)}
     assert at == pytest.approx({0: 0.0, 1: 3e-7, 1_000: 3e-4, 2_000: 6e-4, 16_000: 3e-4, 30_000: 0.0}, abs=1e-12)
@@ -72,7 +72,7 @@ def test_the_schedule_at_its_corner_points() -> None:
 
 
 @pytest.mark.parametrize("variant", ["standard", "hamiltonian", "diff", "affine", "potential"])
-def test_weight_decay_is_on_all_matrices_and_on_nothing_else(text: Path, variant: str) -> None:
+def test_weight_decay_applies_to_all_matrices_and_to_nothing_else(text: Path, variant: str) -> None:
     config = tiny(text, variant, qk_norm=True)
     model = new_model(config)
     decayed, plain = build_optimizer(model, config.train).param_groups
@@ -89,7 +89,7 @@ def test_weight_decay_is_on_all_matrices_and_on_nothing_else(text: Path, variant
 # numbers
 
 
-def test_perplexity_is_what_its_definition_says(text: Path, tmp_path: Path) -> None:
+def test_perplexity_agrees_with_its_definition(text: Path, tmp_path: Path) -> None:
     run = run_to(tiny(text), tmp_path / "run")
     model, valid = run.model("final"), prepare(run.config.task).valid.astype(int).tolist()
     losses = []
@@ -116,7 +116,7 @@ def test_micro_batches_do_not_change_the_update(text: Path, tmp_path: Path) -> N
     assert losses[1] == pytest.approx(losses[2], rel=1e-4)
 
 
-def test_the_best_weights_are_kept_beside_the_final_ones(text: Path, tmp_path: Path) -> None:
+def test_the_best_weights_are_kept_in_addition_to_the_final_ones(text: Path, tmp_path: Path) -> None:
     # many passes over little text with a large step: the model overfits, so the best is not the last
     run = run_to(tiny(text, steps=150, lr=3e-2, eval_every=10, keep=1), tmp_path / "run")
     best, final = run.result["best"], run.result["final"]
@@ -140,7 +140,7 @@ def test_fp16_scales_the_loss_and_learns(text: Path, tmp_path: Path) -> None:
     assert torch.load(newest / "state.pt", weights_only=True)["scaler"]["scale"] > 1
 
 
-def test_a_compiled_model_learns_the_same(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_reaches_the_same_loss(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     losses = []
     for compiled in (False, True):
@@ -213,7 +213,7 @@ def test_divergence_stops_the_run_and_names_the_last_good_checkpoint(
     found = re.search(r"the last good checkpoint is (\S+)\.", str(error.value))
     assert found
     assert damage(Path(found[1])) is None
-    # from there the loss is still that of a model, not of a wreck
+    # the loss at that checkpoint is not much worse than chance
     model = Run(tmp_path / "run").model(Path(found[1]), "cpu")
     corpus = prepare(tiny(text).task)
     assert language_metrics(model, valid_batches(corpus.valid, 16, 4), 1)["loss"] < math.log(257) + 1
@@ -252,7 +252,7 @@ def test_a_loss_worse_than_chance_is_tolerated_for_twenty_steps_and_no_later_che
 # starting from another run
 
 
-def test_a_gated_coupled_run_starts_exactly_where_a_standard_one_ended(text: Path, tmp_path: Path) -> None:
+def test_a_gated_coupled_run_starts_exactly_from_the_end_of_a_standard_run(text: Path, tmp_path: Path) -> None:
     source = run_to(tiny(text, "standard"), tmp_path / "standard")
     config = tiny(text, "euler", gate=True, init_from=str(source.path))
     tokens = torch.arange(32)[None] % 16
@@ -283,7 +283,7 @@ def test_a_run_that_starts_from_another_one_reads_other_text_with_its_tokenizer(
 # consumers
 
 
-def test_tensorboard_gets_the_curves(text: Path, tmp_path: Path) -> None:
+def test_the_curves_are_written_to_tensorboard(text: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny(text)
@@ -295,7 +295,7 @@ def test_tensorboard_gets_the_curves(text: Path, tmp_path: Path) -> None:
     assert len(events.Scalars("valid/perplexity")) == 4
 
 
-def test_timing_is_kept_apart_from_what_a_repeated_run_reproduces(text: Path, tmp_path: Path) -> None:
+def test_timings_are_kept_apart_from_reproducible_metrics(text: Path, tmp_path: Path) -> None:
     heard: list[Event] = []
     run = run_to(tiny(text), tmp_path / "run", hear=heard.append)
     assert "seconds" not in (run.path / "metrics.jsonl").read_text()

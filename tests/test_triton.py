@@ -1,7 +1,7 @@
 """The Triton kernels agree with the reference dynamics in the interpreter, and compile for GPUs without a GPU.
 
 Triton selects the interpreter when it is first imported. Functions named check_ therefore run in a separate process, which
-`test_in_the_interpreter` starts. Shapes are small because the interpreter is slow.
+`test_kernels_in_the_interpreter` starts. Shapes are small because the interpreter is slow.
 """
 
 import os
@@ -30,7 +30,7 @@ from test_fused import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is built for Linux alone")
 
 
-def test_in_the_interpreter():
+def test_kernels_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", __file__, "-o", "python_functions=check_*", "-p", "no:cacheprovider"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "-p", "no:xdist"], env=environment, capture_output=True, text=True)
@@ -42,7 +42,7 @@ def test_in_the_interpreter():
 @pytest.mark.parametrize("group_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("method", FAST_METHODS)
 @pytest.mark.usefixtures("poisoned_memory")
-def check_every_method(method, group_size, n_steps):
+def check_every_method_agrees_with_the_reference(method, group_size, n_steps):
     inputs = random_inputs(1, 9, 20, group_size, torch.float32)
     assert_as_exact_as_the_reference("triton", inputs, n_steps, method)
 
@@ -50,19 +50,19 @@ def check_every_method(method, group_size, n_steps):
 @pytest.mark.parametrize("group_size", [1, 2])
 @pytest.mark.parametrize("method", FAST_METHODS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def check_half_precision(dtype, method, group_size):
-    # the products are rounded as often as the reference's, but elsewhere
+def check_half_precision_agrees_with_the_reference(dtype, method, group_size):
+    # the products are rounded as often as the reference's, but at other points
     little = torch.finfo(dtype).eps / 4
     assert_as_exact_as_the_reference("triton", random_inputs(1, 17, 16, group_size, dtype), 2, method, little)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 60), (1, 63, 20), (3, 1, 4), (1, 16, 128)], ids=str)
-def check_odd_shapes(shape):
+def check_odd_shapes_agree_with_the_reference(shape):
     assert_as_exact_as_the_reference("triton", random_inputs(*shape, 1, torch.float32), 1, "leapfrog")
 
 
 @pytest.mark.parametrize("variant", ["hamiltonian", "hamiltonian_gqa", "euler"])
-def check_with_rope_it_is_the_dynamics_and_then_the_rotation(variant):
+def check_with_rope_the_dynamics_are_followed_by_the_rotation(variant):
     x, results = torch.randn(1, 9, 32), []
     for impl in ("reference", "triton"):
         attention = with_impl(Attention.from_variant(variant, 32, 4, force_std=0.3), impl)
@@ -75,7 +75,7 @@ def check_with_rope_it_is_the_dynamics_and_then_the_rotation(variant):
 
 
 @pytest.mark.parametrize(("method", "keeps"), [("leapfrog", "outputs"), ("euler", "inputs")])
-def check_outputs_are_kept_where_the_inputs_can_be_rebuilt(method, keeps):
+def check_outputs_are_saved_if_the_inputs_can_be_reconstructed(method, keeps):
     qkv, *others = (x.requires_grad_() for x in random_inputs(1, 5, 4, 2, torch.float32))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -83,14 +83,14 @@ def check_outputs_are_kept_where_the_inputs_can_be_rebuilt(method, keeps):
     assert storages(kept) == storages([*(moved if keeps == "outputs" else [qkv]), *others])
 
 
-def check_the_same_bits_every_time():
+def check_gradients_are_bit_identical_every_time():
     qkv, *others = random_inputs(1, 70, 16, 2, torch.float32)
     q, k = heads(qkv, 16)
     first, second = (triton_dynamics_backward(q, k, q, k, *others, *NO_ROPE, 2, "euler") for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
-def check_the_operators_are_well_formed():
+def check_the_operators_pass_opcheck():
     qkv, *others = random_inputs(1, 3, 4, 2, torch.float32)
     q, k = heads(qkv, 4)
     torch.library.opcheck(triton_dynamics, (q.requires_grad_(), k, *others, *NO_ROPE, 1, "leapfrog"))
@@ -98,7 +98,7 @@ def check_the_operators_are_well_formed():
     torch.library.opcheck(triton_dynamics_backward, (*grads, q.detach(), k, *others, *NO_ROPE, 1, "leapfrog"))
 
 
-def check_what_the_kernels_do_not_take():
+def check_unsupported_inputs_are_refused():
     q, k = double_randn(2, 1, 1, 1, MAX_WIDTH + 1)
     force = mlp_force(MAX_WIDTH + 1)
     with pytest.raises(CoupledQKError, match=r"not in torch\.float64 and torch\.float64: set impl='fused'"):
@@ -109,7 +109,7 @@ def check_what_the_kernels_do_not_take():
         compile_report()
 
 
-def check_a_gpu_with_too_little_memory_is_one_line(monkeypatch):
+def check_too_little_gpu_memory_is_reported(monkeypatch):
     from triton.runtime.errors import OutOfResources
 
     from coupledqk.dynamics import _triton_kernels
@@ -129,20 +129,20 @@ def check_a_gpu_with_too_little_memory_is_one_line(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", FAST_METHODS)
-def test_on_a_gpu(method, dtype):
+def test_kernels_agree_with_the_reference_on_a_gpu(method, dtype):
     little = LITTLE if dtype == torch.float32 else torch.finfo(dtype).eps / 4
     inputs = [x.cuda() for x in random_inputs(3, 501, 60, 2, dtype)]
     assert_as_exact_as_the_reference("triton", inputs, 3, method, little)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_what_to_do():
+def test_without_a_gpu_the_error_says_what_to_do():
     q, k = double_randn(2, 1, 3, 2, 4).float()
     with pytest.raises(CoupledQKError, match="runs on CUDA devices, not on cpu: set impl to 'auto' or 'fused'"):
         evolve(q, k, 0.1, mlp_force(4).float(), impl="triton")
 
 
-def test_without_triton_it_names_the_extra(monkeypatch):
+def test_without_triton_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "coupledqk.dynamics._triton_kernels", raising=False)
     monkeypatch.delattr(coupledqk.dynamics, "_triton_kernels", raising=False)
@@ -152,7 +152,7 @@ def test_without_triton_it_names_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90])
-def test_compiles_ahead_of_time(capability):
+def test_kernels_compile_ahead_of_time(capability):
     forward, backward = compile_report([capability], head_dims=[64], dtypes=[torch.float32])
     assert (forward["kernel"], backward["kernel"]) == ("forward", "backward")
     assert forward["fits"]
@@ -161,6 +161,6 @@ def test_compiles_ahead_of_time(capability):
     assert forward["spills"] == 0
 
 
-def test_unknown_capability():
+def test_an_unknown_compute_capability_is_refused():
     with pytest.raises(CoupledQKError, match="unknown compute capability 20: choose from 75, 80"):
         compile_report([20])

@@ -25,7 +25,7 @@ def test_both_shares_start_at_one_half():
     assert Attention(64, 8, variant("value_residual"), layer=1).value_residual.mix.tolist() == [0.5, 0.5]
 
 
-def test_without_the_first_values_a_later_layer_says_what_to_do():
+def test_the_error_for_a_later_layer_without_first_values_says_what_to_do():
     with pytest.raises(CoupledQKError, match=r"create one FirstValues\(\) for each forward pass"):
         layers()[1](double_randn(1, 3, 64))
     with pytest.raises(CoupledQKError, match="layer 0 first"):
@@ -43,7 +43,7 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 
 def test_the_model_compiles_in_one_graph():
-    torch.compiler.reset()  # after so many models the compiler would give up
+    torch.compiler.reset()  # after many models the compiler would reach its limit of recompilations
     model, tokens = tiny_model("value_residual", n_layers=3), random_tokens(2, 9)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens), model(tokens))

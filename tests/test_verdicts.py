@@ -1,4 +1,4 @@
-"""Verdicts for clear, doubtful and damaged evidence, and their error rates."""
+"""Verdicts for conclusive, inconclusive and unusable evidence, and their error rates."""
 
 import math
 import tomllib
@@ -41,7 +41,7 @@ def against_standard(effect, spread, n=3):
 
 
 def simulated(effects, n=5, spread=0.01, seed=0):
-    """Experiments drawn at random: seeds move all cells alike, each cell by its effect, and each run by chance."""
+    """Random experiments: a value is the sum of an effect of the seed, the effect of the cell and noise."""
     rng = np.random.default_rng(seed)
     for _ in range(TRIALS):
         shared = rng.normal(20, 0.5, n)
@@ -58,25 +58,25 @@ def rates(the_claim, experiments):
     ("the_claim", "effect", "spread", "outcome"),
     [
         (claim("lower", -0.066), -0.066, 0.001, SUPPORTED),
-        (claim("lower", -0.066), -0.010, 0.001, SUPPORTED),  # the claimed side, though less than in the paper
+        (claim("lower", -0.066), -0.010, 0.001, SUPPORTED),  # on the claimed side, but smaller than in the paper
         (claim("lower", -0.066), 0.000, 0.001, CONTRADICTED),  # excludes the paper's effect
-        (claim("lower", -0.066), 0.010, 0.001, CONTRADICTED),  # the other side
+        (claim("lower", -0.066), 0.010, 0.001, CONTRADICTED),  # on the opposite side
         (claim("lower", -0.066), -0.030, 0.020, OPEN),
         (claim("lower"), 0.000, 0.010, OPEN),  # nothing published to exclude
         (claim("lower"), 0.000, 0.001, EQUIVALENT),
-        (claim("lower"), -0.005, 0.001, EQUIVALENT),  # a difference, but one that does not matter
+        (claim("lower"), -0.005, 0.001, EQUIVALENT),  # a difference within the margin
         (claim("lower"), 0.010, 0.001, CONTRADICTED),
         (claim("higher", 0.018), 0.018, 0.001, SUPPORTED),
         (claim("higher", 0.018), -0.018, 0.001, CONTRADICTED),
         (claim("higher", 0.018), 0.010, 0.010, OPEN),
         (claim("equal"), 0.000, 0.001, SUPPORTED),
-        (claim("equal"), 0.005, 0.001, SUPPORTED),  # a difference, but one that does not matter
+        (claim("equal"), 0.005, 0.001, SUPPORTED),  # a difference within the margin
         (claim("equal"), 0.005, 0.010, OPEN),
         (claim("equal", margin=0.001), 0.005, 0.001, CONTRADICTED),
         (claim("equal"), -0.020, 0.001, CONTRADICTED),
     ],
 )
-def test_outcomes(the_claim, effect, spread, outcome) -> None:
+def test_findings_by_claim_effect_and_spread(the_claim, effect, spread, outcome) -> None:
     verdict = judge(the_claim, against_standard(effect, spread))
     assert verdict.finding == outcome
     assert verdict.evidence.effect == pytest.approx(effect, abs=1e-12)
@@ -104,7 +104,7 @@ PUBLISHED = {
         (Claim("steadier than standard", "less_variable", "hamiltonian", "standard"), 0.04 / 0.12 - 1, OPEN),
     ],
 )
-def test_the_papers_own_numbers(of_the_paper, effect, outcome) -> None:
+def test_findings_for_the_papers_own_numbers(of_the_paper, effect, outcome) -> None:
     verdict = judge(of_the_paper, PUBLISHED)
     assert verdict.finding == outcome
     assert verdict.evidence.effect == pytest.approx(effect)
@@ -159,11 +159,11 @@ def test_the_rate_of_false_positives_is_low() -> None:
     assert found[CONTRADICTED] == pytest.approx(0.025, abs=SLACK)
 
 
-def test_the_papers_effect_is_rarely_denied_where_it_is_there() -> None:
+def test_the_papers_effect_is_rarely_contradicted_if_it_exists() -> None:
     assert rates(claim("lower", -0.01), simulated({"standard": 0, "coupled": -0.01}))[CONTRADICTED] < 0.025 + SLACK
 
 
-def test_the_papers_effect_is_denied_where_it_is_not() -> None:
+def test_the_papers_effect_is_contradicted_if_it_does_not_exist() -> None:
     assert rates(claim("lower", -0.066), simulated({"standard": 0, "coupled": 0}))[CONTRADICTED] > 0.9
 
 
@@ -173,7 +173,7 @@ def test_the_detectable_effect_is_detected_with_80_percent_power() -> None:
     assert found[SUPPORTED] == pytest.approx(0.8, abs=2 * SLACK)
 
 
-def test_equality_is_rarely_wrong_on_either_side_of_the_margin() -> None:
+def test_verdicts_on_equality_have_the_nominal_error_rate_at_the_margin() -> None:
     found = rates(claim("equal"), simulated({"standard": 0, "coupled": 0.01}, spread=0.002))
     assert found[SUPPORTED] == pytest.approx(0.05, abs=SLACK)
     assert found[CONTRADICTED] == pytest.approx(0.05, abs=SLACK)
@@ -203,7 +203,7 @@ def test_outcome_interval_and_adjusted_p_agree() -> None:
             assert verdict.evidence.confidence >= 0.95 - 1e-12
 
 
-def test_the_primary_claim_is_judged_by_itself() -> None:
+def test_the_primary_claim_is_judged_independently() -> None:
     samples = next(simulated(dict.fromkeys(("standard", "coupled", *"abcd"), -0.01)))
     prior = Prior(sd=0.01, df=8)
     verdicts = judge_all(FAMILY, samples, prior=prior)
@@ -259,13 +259,13 @@ def with_failures(samples, label, *seeds, value=math.nan):
 @pytest.mark.parametrize(
     ("the_claim", "effect", "who", "better", "outcome"),
     [
-        (claim("lower"), -0.05, "coupled", "lower", OPEN),  # however good the others are
+        (claim("lower"), -0.05, "coupled", "lower", OPEN),  # however good the other runs are
         (claim("lower"), -0.05, "standard", "lower", SUPPORTED),  # a failed baseline can only help
         (claim("lower"), 0.05, "coupled", "lower", CONTRADICTED),
         (claim("lower"), 0.05, "standard", "lower", OPEN),
         (claim("lower"), 0.0, "coupled", "lower", OPEN),  # not equivalent: one of them failed
         (claim("equal"), 0.0, "standard", "lower", OPEN),
-        (claim("higher"), 0.05, "coupled", "lower", SUPPORTED),  # claimed to be worse, and worse still
+        (claim("higher"), 0.05, "coupled", "lower", SUPPORTED),  # claimed to be worse, and failed
         (claim("higher"), 0.05, "coupled", "higher", OPEN),  # accuracy
         (claim("higher"), 0.05, "standard", "higher", SUPPORTED),
     ],
@@ -281,7 +281,7 @@ def test_a_failed_run_counts_against_its_cell(the_claim, effect, who, better, ou
 
 
 @pytest.mark.parametrize(("who", "outcome"), [("coupled", CONTRADICTED), ("standard", SUPPORTED)])
-def test_a_variant_that_always_fails_has_lost(who, outcome) -> None:
+def test_a_variant_that_always_fails_counts_as_worse(who, outcome) -> None:
     verdict = judge(claim(), with_failures(against_standard(0, 0.002, n=5), who, *range(5)))
     assert (verdict.finding, verdict.evidence) == (outcome, None)
 
@@ -329,7 +329,7 @@ def test_failed_runs_of_any_rows_leave_an_interaction_inconclusive(by_seed, fail
     assert "significant" not in verdict.sentence
 
 
-def test_seeds_in_which_both_fail_say_nothing() -> None:
+def test_seeds_in_which_both_fail_are_ignored() -> None:
     samples = with_failures(with_failures(against_standard(-0.05, 0.002, n=5), "coupled", 1), "standard", 1)
     assert judge(claim(), samples).finding == SUPPORTED
 
@@ -353,7 +353,7 @@ def test_equivalence_is_reported_together_with_a_contradiction() -> None:
         {"standard": {0: 1.0, 1: 1.0}, "coupled": {0: 1.0, 1: 1.0}},
     ],
 )
-def test_no_evidence_is_so_bad_that_judging_fails(kind, by_seed, samples) -> None:
+def test_unusable_evidence_is_inconclusive(kind, by_seed, samples) -> None:
     elsewhere = ("coupled", "standard") if kind == "interaction" else None
     effect = -0.1 if kind == "interaction" else None
     verdict = judge(claim(kind, effect, elsewhere=elsewhere, paired=by_seed), samples)
@@ -361,7 +361,7 @@ def test_no_evidence_is_so_bad_that_judging_fails(kind, by_seed, samples) -> Non
     assert verdict.sentence.endswith(".")
 
 
-def test_the_sentence_says_what_was_found_and_why() -> None:
+def test_the_sentence_states_the_finding_and_the_reason() -> None:
     assert judge(claim("lower", -0.066), against_standard(-0.017, 0.004, n=5)).sentence == (
         "coupled is −1.70% against standard (95% interval −2.20% to −1.20%, 5 paired seeds, p < 0.001): "
         "the interval lies on the claimed side, with the published −6.60% outside it; 80% power to detect an effect of 0.67%."
@@ -378,7 +378,7 @@ def test_the_sentence_says_what_was_found_and_why() -> None:
     )
 
 
-def test_claims_are_plain_data() -> None:
+def test_claims_can_be_read_from_toml_and_converted_back() -> None:
     text = """
     text = "coherent corpora gain"
     kind = "interaction"
@@ -406,7 +406,7 @@ def test_claims_are_plain_data() -> None:
         ({"kind": "lower", "baseline": "coupled"}, "a cell other than the baseline"),
     ],
 )
-def test_a_claim_that_makes_no_sense_is_refused(fields, message) -> None:
+def test_an_inconsistent_claim_is_refused(fields, message) -> None:
     with pytest.raises(CoupledQKError, match=message):
         Claim(**{"text": "a claim", "variant": "coupled", "baseline": "standard"} | fields)
 
@@ -420,7 +420,7 @@ def with_identities(outcome: Outcome, kind: str = "") -> Outcome:
     return replace(outcome, cells=tuple(cells))
 
 
-def test_the_prior_is_that_of_the_contrasts_and_runs_in_common_count_once():
+def test_the_prior_is_estimated_from_the_contrasts_and_shared_runs_count_once():
     outcome = with_identities(make_outcome())
     found = list(contrasts(outcome))
     rows = {row.label: row for row in outcome.rows}

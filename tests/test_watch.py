@@ -48,7 +48,9 @@ def test_a_running_run_shows_its_progress_speed_and_time_left(tmp_path: Path) ->
     assert f"euler interrupted 100 of {steps:,} – 4.300" in text_of(watch_part([tmp_path]))
 
 
-def test_runs_of_different_tasks_are_shown_apart_and_a_damaged_one_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_runs_of_different_tasks_are_shown_separately_and_a_damaged_run_does_not_hide_the_others(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path / "lm" / "finished")
     other = RunFolder(make_run(tmp_path / "mqar", finished=False))
     (other.path / "config.toml").write_text(to_toml(recipe("mqar-mini")))
@@ -86,7 +88,7 @@ def test_charts_show_the_runs_that_are_running_or_newest(tmp_path: Path) -> None
     assert "8 runs that are running or were started last; 2 more are in the table" in text_of(part)
 
 
-def test_a_run_is_listed_once_and_hostile_names_stay_text(tmp_path: Path) -> None:
+def test_a_run_is_listed_once_and_hostile_names_are_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "run", name=HOSTILE)
     make_run(tmp_path / "other", name="other")
     part = watch_part([tmp_path, tmp_path / "run"])
@@ -103,7 +105,7 @@ def test_a_run_is_listed_once_and_hostile_names_stay_text(tmp_path: Path) -> Non
         (["empty"], "empty: contains no run"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_mistakes_are_reported_in_one_line(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -113,7 +115,7 @@ def test_a_mistake_is_one_line(
     assert capsys.readouterr().err.startswith(f"coupledqk: {says}")
 
 
-def test_the_command_says_where_and_a_busy_port_is_one_line(
+def test_the_command_prints_its_address_and_a_busy_port_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run")
@@ -145,7 +147,7 @@ def watched(folder: Path) -> Iterator[WatchServer]:
 STEP = "document.querySelector('td.step')?.textContent"
 
 
-def test_the_page_follows_a_run_while_it_is_trained(tmp_path: Path, browser: Browser) -> None:
+def test_the_page_is_updated_while_a_run_is_trained(tmp_path: Path, browser: Browser) -> None:
     run = running_run(tmp_path / "mine")
     with run.lock(), watched(tmp_path) as server:
         browser.open(server.url)
@@ -164,7 +166,7 @@ def test_the_page_follows_a_run_while_it_is_trained(tmp_path: Path, browser: Bro
 
 
 @pytest.mark.parametrize("width", [320, 390, 1400])
-def test_nothing_sticks_out_sideways(width: int, tmp_path: Path, browser: Browser) -> None:
+def test_the_page_fits_the_width_of_the_screen(width: int, tmp_path: Path, browser: Browser) -> None:
     running_run(tmp_path / "mine")
     make_run(tmp_path / "a-run-with-a-long-name-that-does-not-fit", "diff")
     with watched(tmp_path) as server:
