@@ -56,6 +56,12 @@ def test_merged_seeds_give_the_same_outcome_as_seeds_trained_together(files: dic
     assert merged.verdicts[0].evidence.n == (3, 3)
 
 
+def test_runs_in_common_count_once(files: dict[str, Path]):
+    one, whole = read(files["one"]), read(files["all"])
+    for outcomes in ([whole, one], [one, whole], [whole, whole]):
+        assert without_costs(merge(outcomes)) == without_costs(whole)
+
+
 def test_different_definitions_of_the_metric_are_replaced_by_the_general_one(files: dict[str, Path]):
     one, two = read(files["one"]), read(files["two"])
     assert merge([one, two]).metric == one.metric
@@ -126,8 +132,9 @@ def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, P
 
 def test_outcomes_that_cannot_be_compared_are_refused(files: dict[str, Path]):
     one, two = read(files["one"]), read(files["two"])
+    other = tuple(replace(row, seeds={seed: value + 1 for seed, value in row.seeds.items()}) for row in one.rows)
     with pytest.raises(CoupledQKError, match="seed 0, has a result in two outcomes"):
-        merge([one, one])
+        merge([one, replace(one, rows=other)])
     diverged = tuple(replace(row, seeds={0: math.nan, **row.seeds}) for row in two.rows)
     with pytest.raises(CoupledQKError, match="seed 0, has a result in two outcomes"):
         merge([one, replace(two, rows=diverged)])

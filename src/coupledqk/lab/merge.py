@@ -136,6 +136,7 @@ def _cells(outcomes: Sequence[Outcome]) -> tuple[CellRecord, ...]:
 
 def _row(parts: Sequence[tuple[Row, int]], label: str) -> Row:
     """Merges rows with the same label, each given with its number of finished runs, by which means over seeds are weighted."""
+    paper, parts = parts[0][0].paper, _without_repeats(parts)
     rows = [row for row, _ in parts]
     measured = [part for part in parts if part[1]] or list(parts[:1])
     seeds = _seeds(rows, label)
@@ -147,13 +148,22 @@ def _row(parts: Sequence[tuple[Row, int]], label: str) -> Row:
         **moments(seeds),
         final={seed: value for row in rows for seed, value in sorted(row.final.items())},
         companions={key: value for key, value in companions.items() if value is not None},
-        paper=rows[0].paper,
+        paper=paper,
         parameters=measured[0][0].parameters,
         tokens_per_second=_mean([(row.tokens_per_second, n) for row, n in measured]),
         seconds=_mean([(row.seconds, n) for row, n in measured]),
         baselines=measured[0][0].baselines,
         position_losses=_position_losses(measured),
     )
+
+
+def _without_repeats(parts: Sequence[tuple[Row, int]]) -> Sequence[tuple[Row, int]]:
+    """The rows except those whose runs are all contained in another one, since experiments have runs in common."""
+    kept: list[int] = []
+    for place in sorted(range(len(parts)), key=lambda place: -len(parts[place][0].seeds)):
+        if not any(parts[place][0].seeds.items() <= parts[other][0].seeds.items() for other in kept):
+            kept.append(place)
+    return [parts[place] for place in sorted(kept)]
 
 
 def _reaches(outcome: Outcome) -> bool:
