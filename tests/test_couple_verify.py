@@ -276,7 +276,7 @@ def test_heads_are_read_from_the_module_if_the_configuration_has_them_per_layer(
     module.head_dim, module.config, module.k_proj = 8, ByLayer(), torch.nn.Linear(32, 16)
     assert head_shape(module) == (8, 2)
     module.k_proj = None
-    with pytest.raises(insertion.InsertionError, match="how many heads"):
+    with pytest.raises(insertion.InsertionError, match="does not define the number and the width of its heads"):
         head_shape(module)
 
 

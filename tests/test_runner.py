@@ -83,7 +83,7 @@ class Watch:
 
     def note(self, text): ...
 
-    def begin(self, cells, finished):
+    def begin(self, cells, finished, total):
         self.to_do, self.finished = len(cells), finished
 
     def started(self, cell): ...

@@ -29,14 +29,14 @@ class GridProgress:
     def note(self, text: str) -> None:
         self.bars.say(text)
 
-    def begin(self, cells: Sequence[Cell], finished: int) -> None:
+    def begin(self, cells: Sequence[Cell], finished: int, total: int) -> None:
         self.work = {cell.name: work(cell.config) for cell in cells}
         self.done: dict[str, float] = {}
         self.skipped: dict[str, float] = {}
         """The share of each cell that was done before this queue was started."""
         self.dropped = 0.0
         """FLOPs spent on cells that did not finish."""
-        self.finished, self.total = finished, finished + len(cells)
+        self.finished, self.total = finished, total
         self.began = time.monotonic()
         self.tasks: dict[str, int] = {}
         self.whole = self.bars.add("all", self.total, finished)
@@ -93,7 +93,7 @@ class Silent(nullcontext[None]):
 
     def note(self, text: str) -> None: ...
 
-    def begin(self, cells: Sequence[Cell], finished: int) -> None: ...
+    def begin(self, cells: Sequence[Cell], finished: int, total: int) -> None: ...
 
     def started(self, cell: Cell) -> None: ...
 

@@ -25,8 +25,8 @@ class Overview(AbstractContextManager[Any], Protocol):
         """Called with notes for the user, before the queue begins and after it has ended."""
         ...
 
-    def begin(self, cells: Sequence[Cell], finished: int) -> None:
-        """Called once, with the cells to train and the number of cells that are already finished."""
+    def begin(self, cells: Sequence[Cell], finished: int, total: int) -> None:
+        """Called once, with the cells to train, the number of cells that are already finished, and the number of all cells."""
         ...
 
     def started(self, cell: Cell) -> None: ...
@@ -125,7 +125,8 @@ def run_queue(
         write_outcome(plan)
     try:
         with overview:
-            overview.begin(queue.waiting, len(queue.cells) - len(queue.waiting) - len(queue.troubles))
+            total = len(queue.cells)
+            overview.begin(queue.waiting, total - len(queue.waiting) - len(queue.troubles), total)
             _train_all(queue, engine, overview, stop, done)
     finally:
         engine.close()
