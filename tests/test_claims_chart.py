@@ -53,6 +53,13 @@ def test_a_huge_interval_does_not_hide_the_others() -> None:
     assert high - low > 50, "one of two intervals is huge"
 
 
+def test_claims_about_the_spread_over_seeds_are_left_out() -> None:
+    spread = replace(HIGHER, kind="less_variable")
+    outcome = make_outcome(MEANS, claims=[LOWER, spread])
+    assert outcome.verdicts[1].evidence is not None
+    assert claims_chart([outcome]) == claims_chart([make_outcome(MEANS, claims=[LOWER])])
+
+
 def test_claims_that_could_not_be_tested_are_left_out() -> None:
     alone = make_outcome(MEANS, claims=[LOWER], seeds=[0])
     assert claims_chart([alone]) is None

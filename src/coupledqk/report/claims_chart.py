@@ -50,7 +50,10 @@ class _Tested:
 
 
 def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
-    """Draws every claim that was tested, in the order of the table of claims; None if no claim was tested."""
+    """Draws every claim about an effect that was tested, in the order of the table of claims; None if there is none.
+
+    Claims about the spread over seeds are left out: ratios of standard deviations would need an axis of their own.
+    """
     scales = {outcome.scale for outcome in outcomes}
     names = [outcome.name if len(scales) > 1 else outcome.experiment for outcome in outcomes]
     rows = [
@@ -62,7 +65,9 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
         )
         for name, outcome in zip(names, outcomes, strict=True)
         for verdict in outcome.verdicts
-        if (found := verdict.evidence) is not None and all(map(math.isfinite, (found.effect, *found.interval)))
+        if (found := verdict.evidence) is not None
+        and verdict.claim.kind != "less_variable"
+        and all(map(math.isfinite, (found.effect, *found.interval)))
     ]
     if not rows:
         return None
@@ -96,9 +101,7 @@ def _axis(rows: Sequence[_Tested]) -> Axis:
 def _contrast(claim: Claim) -> str:
     """The contrast of a claim in a few words."""
     here = _pair(claim.variant, claim.baseline)
-    if claim.elsewhere is not None:
-        return f"{here}, minus {_pair(*claim.elsewhere)}"
-    return f"spread of {here}" if claim.kind == "less_variable" else here
+    return f"{here}, minus {_pair(*claim.elsewhere)}" if claim.elsewhere is not None else here
 
 
 def _pair(variant: str, baseline: str) -> str:
