@@ -262,7 +262,7 @@ def test_the_same_command_adds_the_remaining_pairs_and_gives_the_same_answer(
         clock = itertools.count(step=20)
         patched.setattr(compare.time, "monotonic", lambda: next(clock))
         first, trained = comparing(effect=0.0, noise=0.05, minutes=4)
-    assert f"The same command adds the {12 - trained // 2} pairs that were planned" in first.answer[0]
+    assert f"adds the planned pairs that did not fit into the budget ({12 - trained // 2})." in first.answer[0]
     second, rest = comparing(effect=0.0, noise=0.05)
     assert trained + rest == 24
     assert second.verdicts == at_once.verdicts

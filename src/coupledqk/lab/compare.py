@@ -259,9 +259,7 @@ class Comparison:
         could = primary.evidence.detectable * detectable_effect(LONGER * n, 1.0) / detectable_effect(n, 1.0)
         sentences = [f"With {LONGER} times as many pairs it would have 80% power to detect {100 * could:.1f}%."]
         if (left := len(self.seeds) - self.finished_pairs()) > 0:
-            sentences.append(
-                f"The same command adds the {left} pairs that were planned and did not fit into the budget."
-            )
+            sentences.append(f"The same command adds the planned pairs that did not fit into the budget ({left}).")
         return sentences
 
     def _coherence(self) -> tuple[dict[str, dict[str, Any]], str]:
