@@ -13,9 +13,12 @@ from coupledqk.lab.experiment import load
 from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.merge import merge
 from coupledqk.lab.outcomes import outcome
+from coupledqk.lab.reuse import with_reused
 from coupledqk.measure import PERPLEXITY
-from coupledqk.outcome import Outcome, read
+from coupledqk.outcome import Outcome, read, write
 from test_laboratory import SMALL
+
+RESULTS = Path(__file__).parent.parent / "results" / "lab"
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +155,71 @@ def test_outcomes_that_cannot_be_compared_are_refused(files: dict[str, Path]):
         merge([one, replace(two, origin=replace(two.origin, corpora=corpora))])
     with pytest.raises(CoupledQKError, match="computed from the run folders"):
         merge([one, replace(two, answer=("Coupling helps.",))])
+
+
+def trained(folder: Path) -> int:
+    return len(list((folder / "runs").glob("*/result.json")))
+
+
+@pytest.mark.parametrize(("reused", "n_trained"), [(["one"], 2), (["one", "two"], 0), (["all", "one"], 0)])
+def test_reused_results_are_not_trained_again_and_the_outcome_is_the_same(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reused: list[str], n_trained: int
+):
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(files["all"].parent / "cache"))
+    experiment, reuse = files["all"].parent / "mine.toml", [files[name] for name in reused]
+    found = run_experiment(experiment, out=tmp_path, seeds=[0, 1, 2], reuse=reuse, progress=False, jobs=1)
+    assert trained(tmp_path) == n_trained
+    assert without_costs(found) == without_costs(read(files["all"]))
+
+
+def test_reproduce_says_which_results_are_reused_and_ignores_outcomes_of_other_experiments(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    published = tmp_path / "published"
+    published.mkdir()
+    one = read(files["one"])
+    write(one, published / "mine-mini.json")
+    write(replace(one, experiment="other", scale="paper"), published / "other-paper.json")
+    experiment = str(files["all"].parent / "mine.toml")
+    main(["reproduce", experiment, "--seeds", "0-2", "--reuse", str(published), "--out", str(tmp_path), "--status"])
+    said = capsys.readouterr().out
+    assert "mine: 4 of 6 results are taken from mine-mini\n" in said
+    assert trained(tmp_path) == 0
+
+
+def test_reused_results_that_differ_from_own_ones_are_an_error_before_anything_is_trained(files: dict[str, Path]):
+    folder, one = files["all"].parent, read(files["one"])
+    rows = tuple(replace(row, seeds={seed: value + 1 for seed, value in row.seeds.items()}) for row in one.rows)
+    plan = make_plan(load(str(folder / "mine.toml")), "mini", folder / "lab", seeds=[0, 1, 2])
+    write(replace(one, rows=rows), changed := folder / "changed.json")
+    with pytest.raises(CoupledQKError, match="standard, seed 0, has a result in two outcomes: leave one of them out"):
+        with_reused(plan, [changed])
+
+
+def test_results_on_another_text_of_the_same_name_are_refused(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COUPLEDQK_CACHE", str(files["all"].parent / "cache"))
+    one = read(files["one"])
+    write(replace(one, origin=replace(one.origin, corpora={"products.txt": "0"})), changed := tmp_path / "changed.json")
+    with pytest.raises(CoupledQKError, match=r"were trained on different texts named products\.txt"):
+        run_experiment(
+            files["all"].parent / "mine.toml", out=tmp_path / "lab", seeds=[2], reuse=[changed], progress=False, jobs=1
+        )
+
+
+def test_an_experiment_that_compares_properties_of_trained_models_reuses_nothing():
+    plan = make_plan(load("changes"), "mini")
+    assert with_reused(plan, [RESULTS]) == plan
+
+
+def test_the_published_results_can_be_reused():
+    """Outcomes in results/lab have the settings of the experiments as they are now."""
+    for path in sorted(RESULTS.glob("*-mini.json")):
+        published = read(path)
+        if published.shifts or published.answer:
+            continue
+        plan = with_reused(make_plan(load(published.experiment), "mini", Path("nowhere")), [path])
+        have = {(row.label, seed) for row in published.rows for seed in row.seeds}
+        assert {(cell.label, cell.seed) for cell in plan.own_cells}.isdisjoint(have), path.name
+        assert [each.name for each in plan.reused] == [published.name]

@@ -420,6 +420,13 @@ def _tables(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
+def outcomes_at(path: Path) -> list[Outcome]:
+    """The outcome in a file, or all outcomes in a folder; there are none in a folder of runs."""
+    if not path.exists():
+        raise CoupledQKError(f"{path}: no such file or folder; `coupledqk reproduce` and `coupledqk train` write them")
+    return read_all(path) if path.is_dir() else [read(path)]
+
+
 def read_all(folder: str | Path) -> list[Outcome]:
     """Reads the outcome files of a folder in the order of their names. Other JSON files are ignored."""
     return [read(path) for path in sorted(Path(folder).glob("*.json")) if _is_outcome(_load(path))]

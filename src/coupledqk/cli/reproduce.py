@@ -28,6 +28,7 @@ class Reproduce(WithQueue):
         coupledqk reproduce smoke
         coupledqk reproduce ablation --jobs 2 --compile
         coupledqk reproduce ablation --seeds 0-7 --rows hamiltonian standard
+        coupledqk reproduce controls --reuse results/lab
         coupledqk reproduce ./my-experiment.toml
         coupledqk reproduce ablation --scale paper --dry-run
         coupledqk reproduce all --status
@@ -46,6 +47,8 @@ class Reproduce(WithQueue):
     compile: bool = False
     """Compile the models with torch.compile, which needs a C++ compiler. After compilation, small models train about 1.2 times
     as fast on a CPU (docs/performance.md). Results differ from those of uncompiled models by rounding."""
+    reuse: tuple[Path, ...] = ()
+    """Outcome files, or folders of them such as results/lab, whose results are taken over instead of training their runs."""
     out: Path = Path("lab")
     """Folder for the runs (OUT/runs/) and the outcome of each experiment (OUT/NAME-SCALE.json)."""
     list: bool = False
@@ -58,6 +61,7 @@ class Reproduce(WithQueue):
     def run(self) -> None:
         from ..lab.cells import make_plan
         from ..lab.experiment import load, names
+        from ..lab.reuse import with_reused
         from ..lab.summary import cost_summary, listing, progress_summary
 
         if self.list:
@@ -74,6 +78,7 @@ class Reproduce(WithQueue):
             for each in chosen
             if not each.commands
         ]
+        plans = [with_reused(plan, self.reuse) for plan in plans]
         if self.dry_run or self.status:
             for plan in plans:
                 print(wrapped(cost_summary(plan) if self.dry_run else progress_summary(plan)), end="\n\n")

@@ -10,7 +10,7 @@ from typing import Any
 from ..config import DataConfig, PretrainedConfig, RunConfig, SentenceConfig
 from ..errors import CoupledQKError
 from ..measure import ACCURACY, TOKENS_TO_REACH
-from ..outcome import Status, read
+from ..outcome import Outcome, Status, read
 from ..recipes import recipe
 from ..run_folder import RunFolder
 from ..schema import change, from_dict, to_dict
@@ -25,6 +25,8 @@ class Plan:
     scale_name: str
     cells: tuple[Cell, ...]
     out: Path
+    reused: tuple[Outcome, ...] = ()
+    """Earlier outcomes with results of this plan, whose runs are not trained again (`reuse.with_reused`)."""
 
     @property
     def scale(self) -> Scale | ListedScale:
@@ -37,6 +39,17 @@ class Plan:
     @property
     def labels(self) -> list[str]:
         return list(dict.fromkeys(cell.label for cell in self.cells))
+
+    @property
+    def reused_results(self) -> set[tuple[str, int]]:
+        """Label and seed of every result in the reused outcomes."""
+        return {(row.label, seed) for outcome in self.reused for row in outcome.rows for seed in row.seeds}
+
+    @property
+    def own_cells(self) -> tuple[Cell, ...]:
+        """The cells whose results are not in a reused outcome."""
+        reused = self.reused_results
+        return tuple(cell for cell in self.cells if (cell.label, cell.seed) not in reused)
 
     def run(self, cell: Cell) -> RunFolder:
         return RunFolder(self.out / "runs" / cell.name)

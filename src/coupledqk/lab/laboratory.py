@@ -12,9 +12,9 @@ from .engine import Engine, LocalPool
 from .experiment import Experiment, load
 from .ladder import too_large
 from .machines import LOCAL, Machines
-from .outcomes import write_outcome
 from .overview import GridProgress, Silent
 from .profiles import measure_attention
+from .reuse import with_reused, write_outcome
 from .runner import Overview, Queue, left_out, run_queue, stale
 
 
@@ -27,6 +27,7 @@ def run_experiment(
     rows: Sequence[str] = (),
     data_dir: Path | None = None,
     compiled: bool = False,
+    reuse: Sequence[Path] = (),
     jobs: int | None = None,
     machines: Machines = LOCAL,
     progress: bool = True,
@@ -37,14 +38,15 @@ def run_experiment(
     `experiment` is the name of an experiment in the package, a TOML file, or an `Experiment`; `scale` is its first scale by
     default. Runs are stored in OUT/runs and the outcome in OUT/NAME-SCALE.json. Calling it again resumes interrupted runs and
     skips finished ones. A run that failed is a cell of the outcome with status "failed" and the error. `compiled` compiles the
-    models with torch.compile. `machines` selects where the runs are trained: `Machines("ray", address="HOST:PORT")` is a Ray
-    cluster.
+    models with torch.compile. `reuse` are outcome files, or folders of them, whose results are taken over instead of training
+    their runs. `machines` selects where the runs are trained: `Machines("ray", address="HOST:PORT")` is a Ray cluster.
     """
     if not isinstance(experiment, Experiment):
         experiment = load(str(experiment))
     if not experiment.scales:
         raise CoupledQKError(f"{experiment.name} trains nothing: run it with `coupledqk reproduce {experiment.name}`")
     plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows, compiled)
+    plan = with_reused(plan, reuse)
     run_plans([plan], jobs, GridProgress() if progress else Silent(), stop, machines=machines)
     return read(plan.outcome)
 
@@ -108,6 +110,9 @@ def require_statistics(plans: Sequence[Plan]) -> None:
 def notes(plan: Plan) -> list[str]:
     """Notes for the user before a plan is run."""
     name, lines = plan.experiment.name, []
+    if n_reused := len(plan.cells) - len(plan.own_cells):
+        sources = ", ".join(outcome.name for outcome in plan.reused)
+        lines.append(f"{name}: {n_reused} of {len(plan.cells)} results are taken from {sources}")
     if old := stale(plan):
         lines.append(
             f"{name}: its grid has changed since {plan.outcome} was written; these runs are no longer part of it and stay on "

@@ -48,7 +48,7 @@ def too_large(plan: Plan) -> dict[str, str]:
         return {}
     speeds, found = Speeds.of(plan.out / "runs"), {}
     for label in plan.labels:
-        cells = [cell for cell in plan.cells if cell.label == label]
+        cells = [cell for cell in plan.own_cells if cell.label == label]
         if all(status(plan.run(cell)) == "finished" for cell in cells):
             continue
         config = cells[0].config

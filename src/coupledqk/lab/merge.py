@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..baselines import PositionLoss
 from ..errors import CoupledQKError
-from ..measure import MEASURES, TOKENS_TO_REACH
+from ..measure import MEASURES, TOKENS_TO_REACH, Measure
 from ..outcome import CellRecord, Ladder, Outcome, Row, read, write
 from .cells import REACHED
 from .outcomes import joined_origin, moments, tokens_to_reach, with_changes
@@ -34,9 +34,7 @@ def merge_files(paths: Sequence[Path], out: Path) -> None:
 def merge(outcomes: Sequence[Outcome]) -> Outcome:
     """The runs of all outcomes together, with new verdicts. Claims and texts are those of the first outcome."""
     first = outcomes[0]
-    for other in outcomes[1:]:
-        _check(first, other)
-    outcomes = [first, *(_as_part_of(first, other) for other in outcomes[1:])]
+    outcomes = [first, *(as_part_of(first, other) for other in outcomes[1:])]
     parts = [(row, _finished(outcome)[row.label]) for outcome in outcomes for row in outcome.rows]
     labels = dict.fromkeys(row.label for row, _ in parts)
     rows = tuple(_row([part for part in parts if part[0].label == label], label) for label in labels)
@@ -45,19 +43,25 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         rows = _reaching(rows, cells)
     samples = {row.label: row.seeds for row in rows}
     claims = [verdict.claim for verdict in first.verdicts]
+    measured = [outcome for outcome in outcomes if _finished(outcome)] or [first]
     merged = replace(
         first,
         date=max(outcome.date for outcome in outcomes),
-        metric=first.metric
-        if all(outcome.metric == first.metric for outcome in outcomes)
-        else MEASURES[first.metric.key],
+        metric=_metric(first, measured),
         rows=rows,
         verdicts=tuple(judge_all(claims, samples, first.metric.better)),
         cells=cells,
-        origin=joined_origin([outcome.origin for outcome in outcomes if _finished(outcome)] or [first.origin]),
+        origin=joined_origin([outcome.origin for outcome in measured]),
         ladders=_ladders(outcomes, rows),
     )
     return with_changes(merged)
+
+
+def _metric(first: Outcome, measured: Sequence[Outcome]) -> Measure:
+    """The metric of the first outcome, with the definition that the outcomes with finished runs have in common, if any."""
+    metrics = [outcome.metric for outcome in measured]
+    same = all(metric == metrics[0] for metric in metrics) and metrics[0].key == first.metric.key
+    return metrics[0] if same else MEASURES[first.metric.key]
 
 
 def _check(first: Outcome, other: Outcome) -> None:
@@ -98,8 +102,10 @@ def _check_rows(first: Outcome, other: Outcome) -> None:
             )
 
 
-def _as_part_of(first: Outcome, other: Outcome) -> Outcome:
-    """The rows of another experiment that have the settings of a row of the first outcome, with its labels."""
+def as_part_of(first: Outcome, other: Outcome) -> Outcome:
+    """Another outcome as it is merged with the first one. Of another experiment, these are the rows that have the settings of a
+    row of the first outcome, with its labels. Raises an error if the two cannot be merged."""
+    _check(first, other)
     if other.name == first.name:
         return other
     labels = {_settings(cell): cell.label for cell in first.cells}

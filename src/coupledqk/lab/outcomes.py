@@ -13,7 +13,7 @@ from .. import provenance
 from ..baselines import PositionLoss, read_baselines, read_position_losses
 from ..config import identity
 from ..measure import PERPLEXITY, TOKENS_TO_REACH, Measure
-from ..outcome import CellRecord, Change, Ladder, Origin, Outcome, Row, write
+from ..outcome import CellRecord, Change, Ladder, Origin, Outcome, Row
 from ..run_folder import RunFolder
 from ..schema import flat, to_dict
 from ..statistics import UntestableError, paired, relative_differences
@@ -34,14 +34,8 @@ Values = dict[str, dict[int, float]]
 """Values by label and seed."""
 
 
-def write_outcome(plan: Plan) -> Outcome:
-    found = outcome(plan)
-    write(found, plan.outcome)
-    return found
-
-
 def outcome(plan: Plan) -> Outcome:
-    """The outcome of the finished runs of a plan."""
+    """The outcome of the finished run folders of a plan, without reused results."""
     experiment, scale = plan.experiment, plan.scale
     best, final = measured(plan, "best"), measured(plan, "final")
     finished = [plan.run(cell) for cell in plan.cells if plan.run(cell).result]

@@ -13,7 +13,7 @@ from ..run_folder import RunFolder
 from .cells import Cell, Plan, failure, make_plan, status, with_needed
 from .engine import Engine, Message
 from .experiment import Scale
-from .outcomes import write_outcome
+from .reuse import write_outcome
 
 POLL_SECONDS = 0.5
 
@@ -58,7 +58,7 @@ class Queue:
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "Queue":
         """The queue of some plans, ordered by seed, so that all rows can be compared after the first few seeds."""
-        by_seed = sorted((cell for plan in plans for cell in plan.cells), key=lambda cell: cell.seed)
+        by_seed = sorted((cell for plan in plans for cell in plan.own_cells), key=lambda cell: cell.seed)
         cells = {cell.name: cell for cell in with_needed(by_seed)}
         queue = cls(plans, cells, [])
         for cell in cells.values():
@@ -182,11 +182,11 @@ def stale(plan: Plan) -> list[str]:
 
 
 def left_out(plan: Plan) -> dict[str, list[int]]:
-    """Seeds with a finished run in the last outcome of this experiment that the plan does not contain, by label."""
+    """Seeds with a finished run in the last outcome of this experiment that the plan neither contains nor reuses, by label."""
     found: dict[str, list[int]] = {}
+    kept, labels = {(cell.label, cell.seed) for cell in plan.cells} | plan.reused_results, plan.labels
     for cell in _last_cells(plan):
-        same_row = [each.seed for each in plan.cells if each.label == cell.label]
-        if cell.status == "finished" and same_row and cell.seed not in same_row:
+        if cell.status == "finished" and cell.label in labels and (cell.label, cell.seed) not in kept:
             found.setdefault(cell.label, []).append(cell.seed)
     return found
 

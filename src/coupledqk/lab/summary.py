@@ -31,7 +31,7 @@ def cost_summary(plan: Plan) -> str:
     """The runs of a plan, their sizes and their expected durations."""
     import torch
 
-    cells = with_needed(plan.cells)
+    cells = with_needed(plan.own_cells)
     speeds = Speeds.of(plan.out / "runs")
     known = all(speeds.hours(cell.config) for cell in cells)
     elsewhere = plan.scale_name == "paper" and not known and not torch.cuda.is_available()
@@ -59,10 +59,10 @@ def cost_summary(plan: Plan) -> str:
 def progress_summary(plan: Plan) -> str:
     """The number of runs of each row by status, and the reasons for failures."""
     kinds = ("finished", "running", "interrupted", "failed", "waiting")
-    rows, errors = [], []
+    rows, errors, own = [], [], plan.own_cells
     for label in plan.labels:
         group = [cell for cell in plan.cells if cell.label == label]
-        found = [status(plan.run(cell)) for cell in group]
+        found = [status(plan.run(cell)) if cell in own else "finished" for cell in group]
         rows.append([label, *(str(found.count(kind) or "") for kind in kinds)])
         errors += [
             f"{label} seed {cell.seed} failed: {why}" for cell in group if (why := failure(plan.run(cell)).get("error"))

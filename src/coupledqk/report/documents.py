@@ -1,10 +1,10 @@
 """Writes a report on outcome files, folders of outcome files, or run folders."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CoupledQKError
-from ..outcome import Outcome, read, read_all
+from ..outcome import outcomes_at
 from ..run_folder import find_runs
 from .figures import write_figures
 from .lab_page import ENDINGS, count, write_report
@@ -18,7 +18,7 @@ def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None
             "nothing to report on: name outcome files, a folder such as lab or results/lab, or run folders"
         )
     check_out(out)
-    found = {path: list(outcomes_at(path)) for path in paths}
+    found = {path: outcomes_at(path) for path in paths}
     outcomes = [outcome for there in found.values() for outcome in there]
     if not outcomes:
         return _write_runs(paths, out, figures)
@@ -39,13 +39,6 @@ def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None
 def check_out(out: Path) -> None:
     if out.suffix not in ENDINGS or out.is_dir():
         raise CoupledQKError(f"--out {out}: expected a file name that ends in {', '.join(ENDINGS)}")
-
-
-def outcomes_at(path: Path) -> Iterator[Outcome]:
-    """The outcome in a file, or all outcomes in a folder; there are none in a folder of runs."""
-    if not path.exists():
-        raise CoupledQKError(f"{path}: no such file or folder; `coupledqk reproduce` and `coupledqk train` write them")
-    yield from read_all(path) if path.is_dir() else [read(path)]
 
 
 def _write_runs(paths: Sequence[Path], out: Path, figures: Path | None) -> list[str]:

@@ -1,0 +1,46 @@
+"""Reuses the results of earlier outcomes, so that their runs need not be trained again. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import CoupledQKError
+from ..outcome import Outcome, outcomes_at, write
+from .cells import Plan
+from .experiment import Scale
+from .merge import as_part_of, merge
+from .outcomes import outcome
+
+
+def with_reused(plan: Plan, paths: Sequence[Path]) -> Plan:
+    """The plan with those of the outcomes at `paths`, files or folders, that contain results of it.
+
+    Outcomes of other scales, metrics or base configurations are ignored. A row of an outcome is reused as a whole, including
+    seeds that the plan does not contain. Properties of trained models are computed from run folders, so an experiment that
+    compares them reuses nothing.
+    """
+    if isinstance(plan.scale, Scale) and plan.scale.shifts:
+        return plan
+    own = outcome(plan)
+    parts = [part for path in paths for each in outcomes_at(path) if (part := _usable_part(own, each))]
+    planned = {cell.label for cell in plan.cells}
+    found = tuple(part for part in parts if any(row.seeds for row in part.rows if row.label in planned))
+    if found:
+        merge([own, *found])  # results that contradict each other are an error now, not after training
+    return replace(plan, reused=found)
+
+
+def write_outcome(plan: Plan) -> Outcome:
+    """Writes the outcome of a plan: its finished runs together with the results that it reuses."""
+    own = outcome(plan)
+    found = merge([own, *plan.reused]) if plan.reused else own
+    write(found, plan.outcome)
+    return found
+
+
+def _usable_part(own: Outcome, other: Outcome) -> Outcome | None:
+    """The rows of another outcome that belong to this experiment; None if there are none."""
+    try:
+        return as_part_of(own, other)
+    except CoupledQKError:
+        return None
