@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# On Ubuntu chromium-browser is a snap, which has no access to /tmp, so it is the last choice.
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage --no-first-run --hide-scrollbars "
     "--disable-background-networking --disable-component-update --disable-sync --remote-debugging-pipe"
@@ -77,14 +78,14 @@ class Browser:
         self.resize(width)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
-        while not self.heard("Page.loadEventFired"):
+        while not self.events_of("Page.loadEventFired"):
             self.events.append(self.receive())
 
     def resize(self, width: int, height: int = 800) -> None:
         mobile = width < 500
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
-    def heard(self, method: str) -> list[dict[str, Any]]:
+    def events_of(self, method: str) -> list[dict[str, Any]]:
         return [event["params"] for event in self.events if event.get("method") == method]
 
     def evaluate(self, expression: str) -> Any:
@@ -115,16 +116,16 @@ class Browser:
             if self.evaluate(expression):
                 return
             time.sleep(0.02)
-        raise AssertionError(f"it never came true that {expression}")
+        raise AssertionError(f"waited {PATIENCE} s for {expression}")
 
-    def complaints(self) -> list[dict[str, Any]]:
+    def console(self) -> list[dict[str, Any]]:
         """The messages on the console of the page."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-        return [entry for kind in kinds for entry in self.heard(kind)]
+        return [entry for kind in kinds for entry in self.events_of(kind)]
 
     def requests(self) -> list[str]:
         """The URLs that the page has requested."""
-        return [request["request"]["url"] for request in self.heard("Network.requestWillBeSent")]
+        return [request["request"]["url"] for request in self.events_of("Network.requestWillBeSent")]
 
     def assert_fits(self, width: int, selector: str) -> None:
         """No element that matches the selector exceeds the width of the page."""

@@ -142,8 +142,8 @@ def fresh(architecture: str = "llama") -> Any:
 
 
 @torch.no_grad()
-def wake(model: Any) -> Any:
-    """Opens the gates, and gives the forces non-trivial weights."""
+def randomize_coupling(model: Any) -> Any:
+    """Adds noise to the gates and step sizes of the couplings and randomizes their forces, so that they have an effect."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if ".coupling." in name:
@@ -153,7 +153,7 @@ def wake(model: Any) -> Any:
 
 
 def coupled(architecture: str = "llama", variant: str = "euler", **settings: Any) -> Any:
-    return wake(couple(fresh(architecture), variant, **settings))
+    return randomize_coupling(couple(fresh(architecture), variant, **settings))
 
 
 def tokens(*shape: int) -> Tensor:

@@ -51,14 +51,14 @@ def tiny(text: Path, variant: str = "hamiltonian", **settings) -> RunConfig:
     return recipe("nano", variant, corpus=str(text), **{**TINY, **settings})
 
 
-def run_to(config: RunConfig, path: Path, stop_at: int | None = None, hear=lambda event: None) -> Run:
+def run_to(config: RunConfig, path: Path, stop_at: int | None = None, on_event=lambda event: None) -> Run:
     """Trains, and asks for a stop once step `stop_at` is done."""
     done = 0
 
     def listen(event: Event) -> None:
         nonlocal done
         done = event.step
-        hear(event)
+        on_event(event)
 
     return train_run(
         config,

@@ -31,7 +31,7 @@ def test_the_page_draws_its_curves_without_console_messages_or_requests(browser:
     assert len(lengths) == 6
     assert all(length > 100 for length in lengths)
     assert browser.evaluate("document.querySelectorAll('table.results tbody tr').length") == 3
-    assert browser.complaints() == []
+    assert browser.console() == []
     assert browser.requests() == [page.as_uri()]
 
 
@@ -41,7 +41,7 @@ def test_the_content_security_policy_blocks_injected_scripts_and_requests(browse
     tampered.write_text(page.read_text("utf-8").replace("</main>", injected), "utf-8")
     browser.open(tampered)
     assert browser.evaluate("document.title") == "Three variants"
-    refused = [entry["entry"]["text"] for entry in browser.heard("Log.entryAdded")]
+    refused = [entry["entry"]["text"] for entry in browser.events_of("Log.entryAdded")]
     assert sum("Content Security Policy" in text for text in refused) == 2
 
 
@@ -77,4 +77,4 @@ def test_a_chart_is_a_self_contained_file(browser: Browser, tmp_path: Path) -> N
     browser.open(tmp_path / "sweep.svg")
     assert browser.evaluate("document.documentElement.tagName") == "svg"
     assert browser.evaluate("getComputedStyle(document.querySelector('.line')).stroke") == "rgb(0, 114, 178)"
-    assert browser.heard("Log.entryAdded") == []
+    assert browser.events_of("Log.entryAdded") == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from couplable import built, coupled, fresh, logits, tiny_config, tokens, transformers, wake
+from couplable import built, coupled, fresh, logits, randomize_coupling, tiny_config, tokens, transformers
 from coupledqk import VARIANTS, CoupledQKError, DynamicsConfig
 from coupledqk.coupling.adapters import load_coupling, save_coupling
 from coupledqk.coupling.couple import couple, uncouple
@@ -49,7 +49,7 @@ def couplable() -> list[str]:
 def test_every_dynamics_starts_as_the_identity_and_decodes(variant: str) -> None:
     ids, model = tokens(2, 9), couple(fresh(), variant)
     assert torch.equal(logits(model, ids), logits(built("llama"), ids))
-    wake(model)
+    randomize_coupling(model)
     assert not torch.allclose(logits(model, ids), logits(built("llama"), ids), atol=0.01)
     assert torch.equal(new_tokens(model), new_tokens(model, use_cache=False))
 
@@ -79,7 +79,7 @@ def test_other_models_of_the_same_configuration_are_not_coupled() -> None:
     one = fresh()
     other = type(one)(one.config).eval()
     before, ids = logits(other, tokens(2, 9)), tokens(2, 9)
-    wake(couple(one))
+    randomize_coupling(couple(one))
     assert torch.equal(logits(other, ids), before)
     assert one.config.to_dict() == other.config.to_dict()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from couplable import TOWERS, coupled, fresh, logits, tiny_config, tokens, transformers, wake
+from couplable import TOWERS, coupled, fresh, logits, randomize_coupling, tiny_config, tokens, transformers
 from coupledqk import CoupledQKError
 from coupledqk.coupling.adapters import load_coupling, merge_coupling, save_coupling
 from coupledqk.coupling.checkpoints import LostCouplingWarning, guard_checkpoints, load_coupled
@@ -243,7 +243,7 @@ def test_couplings_and_coupled_models_are_loaded_by_hub_id(tmp_path: Path) -> No
 def test_a_model_whose_inner_model_was_coupled_is_saved_and_loaded(tmp_path: Path) -> None:
     model, ids = fresh(), tokens(2, 9)
     couple(model.model)
-    wake(model).save_pretrained(tmp_path)
+    randomize_coupling(model).save_pretrained(tmp_path)
     assert not hasattr(model.config, "coupledqk")
     assert torch.equal(logits(load_coupled(tmp_path), ids), logits(model, ids))
 

@@ -30,7 +30,7 @@ from coupledqk.coupling.architectures import VERIFIED
 from coupledqk.coupling.checkpoints import guard_checkpoints, load_coupled
 from coupledqk.coupling.couple import couple, coupled_modules, uncouple
 
-awake = functools.cache(coupled)
+randomly_coupled = functools.cache(coupled)
 IDS = tokens(2, 9)
 
 
@@ -50,11 +50,11 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 def assert_kept(error: Callable[[Any], float], architecture: str) -> None:
     """The coupled model's error is rounding, or no larger than the uncoupled model's."""
-    assert error(awake(architecture)) < max(1e-4, 2 * error(built(architecture)))
+    assert error(randomly_coupled(architecture)) < max(1e-4, 2 * error(built(architecture)))
 
 
 def test_the_list_of_verified_classes_equals_the_classes_tested_here() -> None:
-    models = [*map(awake, ARCHITECTURES), *(couple(fresh_tower(name)) for name in TOWERS)]
+    models = [*map(randomly_coupled, ARCHITECTURES), *(couple(fresh_tower(name)) for name in TOWERS)]
     found = {module.uncoupled_class for model in models for module in coupled_modules(model).values()}
     shared = {"MultiHeadAttention"}  # CTRL's, and a different class in XLM and FlauBERT: checked at every call
     assert {kind.__name__ for kind in found} == VERIFIED | shared
@@ -82,7 +82,7 @@ def test_a_new_coupling_changes_no_bit_and_uncoupling_restores_the_model(archite
 
 @every_architecture
 def test_cached_decoding_equals_the_full_forward(architecture: str) -> None:
-    assert difference(logits(awake(architecture), IDS), logits(built(architecture), IDS)) > 0.005
+    assert difference(logits(randomly_coupled(architecture), IDS), logits(built(architecture), IDS)) > 0.005
 
     @torch.no_grad()
     def error(model: Any) -> float:
@@ -130,7 +130,7 @@ def test_a_frozen_model_stays_frozen_and_every_coupling_has_a_gradient(architect
 
 @every_architecture
 def test_couplings_and_whole_models_are_loaded_as_they_were_saved(architecture: str, tmp_path: Path) -> None:
-    model = awake(architecture)
+    model = randomly_coupled(architecture)
     expected = logits(model, IDS)
     save_coupling(model, tmp_path / "adapter")
     assert torch.equal(logits(load_coupling(fresh(architecture), tmp_path / "adapter"), IDS), expected)

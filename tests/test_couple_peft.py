@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from couplable import coupled, fresh, logits, tiny_config, tokens, transformers, wake
+from couplable import coupled, fresh, logits, randomize_coupling, tiny_config, tokens, transformers
 from coupledqk import CoupledQKError
 from coupledqk.coupling.adapters import load_coupling, save_coupling
 from coupledqk.coupling.couple import couple, uncouple
@@ -28,7 +28,7 @@ def test_lora_trains_and_saves_the_coupling_with_it(tmp_path: Path) -> None:
     model, ids = lora(couple(fresh())), tokens(2, 9)
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     assert all("lora_" in name or ".coupling." in name for name in trainable)
-    wake(model)
+    randomize_coupling(model)
     model(input_ids=ids, labels=ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     model.eval().save_pretrained(tmp_path)
@@ -37,7 +37,7 @@ def test_lora_trains_and_saves_the_coupling_with_it(tmp_path: Path) -> None:
 
 
 def saved_lora(folder: Path, **settings: Any) -> Any:
-    model = wake(lora(couple(fresh(), **settings))).eval()
+    model = randomize_coupling(lora(couple(fresh(), **settings))).eval()
     model.save_pretrained(folder)
     return model
 
@@ -63,7 +63,7 @@ def test_a_peft_adapter_is_refused_by_a_model_that_is_coupled_differently(tmp_pa
 
 def test_a_peft_adapter_with_nan_in_its_coupling_is_refused(tmp_path: Path) -> None:
     peft: Any = pytest.importorskip("peft")
-    model = wake(lora(couple(fresh())))
+    model = randomize_coupling(lora(couple(fresh())))
     next(p for name, p in model.named_parameters() if "coupling" in name and p.requires_grad).data.fill_(float("nan"))
     model.save_pretrained(tmp_path)
     with pytest.raises(CoupledQKError, match=r"the adapter has NaN or infinite values in .*coupling"):
@@ -142,7 +142,7 @@ def test_an_adapter_added_by_transformers_includes_the_coupling_too(tmp_path: Pa
     """`add_adapter` freezes the coupling, and `save_pretrained` then writes the adapter alone."""
     peft: Any = pytest.importorskip("peft")
     ids, loaded = tokens(2, 9), fresh()
-    for folder, model in {"one": coupled(), "other": wake(coupled())}.items():
+    for folder, model in {"one": coupled(), "other": randomize_coupling(coupled())}.items():
         model.add_adapter(peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
         model.save_pretrained(tmp_path / folder)
         loaded = couple(fresh())
@@ -174,7 +174,7 @@ def test_peft_is_patched_in_either_order_of_import(imported: str, tmp_path: Path
 
 
 def test_merging_lora_keeps_the_coupling(tmp_path: Path) -> None:
-    model, ids = wake(lora(couple(fresh()))).eval(), tokens(2, 9)
+    model, ids = randomize_coupling(lora(couple(fresh()))).eval(), tokens(2, 9)
     expected = logits(model, ids)
     merged = model.merge_and_unload()
     torch.testing.assert_close(logits(merged, ids), expected, rtol=1e-4, atol=1e-4)
@@ -208,7 +208,7 @@ def test_a_peft_adapter_of_another_depth_or_head_width_is_refused(settings: Any,
 
 def test_a_coupling_trained_with_lora_can_be_saved_without_it(tmp_path: Path) -> None:
     """PEFT keeps the original coupling and trains a copy in its place."""
-    model = wake(lora(couple(fresh()))).get_base_model()
+    model = randomize_coupling(lora(couple(fresh()))).get_base_model()
     save_coupling(model, tmp_path)
     loaded = load_coupling(fresh(), tmp_path)
     for trained, layer in zip(model.model.layers, loaded.model.layers, strict=True):

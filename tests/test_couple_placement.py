@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from couplable import coupled, fresh, logits, tokens, wake
+from couplable import coupled, fresh, logits, randomize_coupling, tokens
 from coupledqk import CoupledQKError
 from coupledqk.hf import couple, load_coupled, load_coupling, save_coupling, uncouple
 
@@ -61,7 +61,7 @@ def test_a_quantized_model_is_coupled_in_its_compute_precision() -> None:
     couple(model, verify="always")
     assert torch.equal(logits(model, ids), before)
     assert {p.dtype for name, p in model.named_parameters() if ".coupling." in name} == {torch.float32}
-    assert not torch.allclose(logits(wake(model), ids), before, atol=0.01)
+    assert not torch.allclose(logits(randomize_coupling(model), ids), before, atol=0.01)
     assert torch.equal(logits(uncouple(model), ids), before)
 
 
@@ -93,7 +93,7 @@ def test_an_offloaded_model_is_coupled_on_its_execution_device() -> None:
     assert model.model.layers[0].self_attn.q_proj.weight.is_meta
     couple(model, verify="always")
     assert torch.equal(logits(model, ids), before)
-    wake(model)
+    randomize_coupling(model)
     torch.testing.assert_close(logits(model, ids), logits(coupled(), ids))
     uncouple(model)
     assert torch.equal(logits(model, ids), before)

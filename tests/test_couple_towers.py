@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from couplable import TOWERS, built_tower, fresh_tower, tokens, transformers, wake
+from couplable import TOWERS, built_tower, fresh_tower, randomize_coupling, tokens, transformers
 from coupledqk import CoupledQKError, couple, uncouple
 from coupledqk.coupling.adapters import load_coupling, save_coupling
 from coupledqk.coupling.checkpoints import guard_checkpoints, load_coupled
@@ -44,14 +44,14 @@ def test_a_new_coupling_changes_no_bit_and_uncoupling_restores_the_output(name: 
         model.set_attn_implementation(implementation)
         before = states(model)
         assert torch.equal(states(couple(model)), before)
-        wake(model)
+        randomize_coupling(model)
         assert not torch.allclose(states(model), before, atol=1e-3)
         assert torch.equal(states(uncouple(model)), before)
 
 
 @each_tower
 def test_every_parameter_of_the_coupling_has_a_gradient(name: str) -> None:
-    model = wake(couple(fresh_tower(name).requires_grad_(False)))
+    model = randomize_coupling(couple(fresh_tower(name).requires_grad_(False)))
     model(**example_inputs(model)).last_hidden_state.pow(3).sum().backward()
     learning = [p for p in model.parameters() if p.requires_grad]
     assert learning
@@ -60,7 +60,7 @@ def test_every_parameter_of_the_coupling_has_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_padding_on_the_right_does_not_change_the_output(name: str) -> None:
-    model, ids = wake(couple(fresh_tower(name))), tokens(2, 9)
+    model, ids = randomize_coupling(couple(fresh_tower(name))), tokens(2, 9)
     real = torch.ones_like(ids)
     real[1, 5:] = 0
     padded = states(model, input_ids=ids.masked_fill(real == 0, 0), attention_mask=real)
@@ -69,7 +69,7 @@ def test_padding_on_the_right_does_not_change_the_output(name: str) -> None:
 
 @each_tower
 def test_couplings_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
-    model = wake(couple(fresh_tower(name)))
+    model = randomize_coupling(couple(fresh_tower(name)))
     save_coupling(model, tmp_path)
     assert torch.equal(states(load_coupling(fresh_tower(name), tmp_path)), states(model))
 
@@ -88,7 +88,7 @@ def test_a_multimodal_model_is_coupled_in_its_text_model_and_saved_as_a_whole(pa
     couple(model if part == "the whole" else model.model.language_model)
     assert all(".language_model." in name for name in coupled_modules(model))
     with torch.no_grad():
-        expected = wake(model)(ids).logits
+        expected = randomize_coupling(model)(ids).logits
         model.save_pretrained(tmp_path)
         assert torch.equal(load_coupled(tmp_path)(ids).logits, expected)
 
@@ -101,7 +101,7 @@ def test_both_towers_of_clip_are_coupled_separately_and_saved_together(tmp_path:
     couple(model.vision_model)
     inputs = {"input_ids": tokens(2, 9), "pixel_values": torch.randn(2, 3, 16, 16)}
     with torch.no_grad():
-        expected = wake(model)(**inputs).logits_per_image
+        expected = randomize_coupling(model)(**inputs).logits_per_image
         model.save_pretrained(tmp_path)
         loaded = load_coupled(tmp_path)
         assert len(coupled_modules(loaded)) == 4
@@ -114,7 +114,7 @@ def test_whisper_is_coupled_in_its_encoder(tmp_path: Path) -> None:
     with pytest.raises(CoupledQKError, match="WhisperModel cannot be coupled: its WhisperAttention is cross-attention"):
         couple(model)
     couple(model.encoder)
-    wake(model).save_pretrained(tmp_path)
+    randomize_coupling(model).save_pretrained(tmp_path)
     assert list(coupled_modules(load_coupled(tmp_path))) == list(coupled_modules(model))
 
 
@@ -158,7 +158,7 @@ def test_a_coupled_encoder_is_checked_separately_when_the_whole_model_is_loaded(
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
     inputs = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 5)}
     couple(model.encoder)
-    wake(model).save_pretrained(tmp_path)
+    randomize_coupling(model).save_pretrained(tmp_path)
     with torch.no_grad():
         assert torch.equal(load_coupled(tmp_path)(**inputs).logits, model(**inputs).logits)
 

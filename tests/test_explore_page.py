@@ -35,7 +35,7 @@ def page(browser: Browser, tmp_path: Path):
         return browser
 
     yield open_page
-    assert browser.complaints() == []
+    assert browser.console() == []
     assert browser.requests() == [(tmp_path / "page.html").as_uri()]
 
 
@@ -322,7 +322,7 @@ def check_live_page(server: Server, browser: Browser) -> None:
     assert chosen(browser) == ["1", "2"], "the chosen head stays"
     [effects] = make_effects([reader("euler", n_positions=64)], "a dog <b>")
     browser.wait_for(f"document.querySelector('#effects td')?.textContent === '{effects['loss']:.3f}'")
-    assert browser.complaints() == []
+    assert browser.console() == []
     write(browser, "x" * 70)
     browser.wait_for("!document.querySelector('#error').hidden")
     assert "70 tokens and the model has 64 positions" in texts(browser, "#error")[0]

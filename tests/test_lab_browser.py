@@ -37,7 +37,7 @@ def test_tables_are_filled_and_curves_drawn_without_errors_or_network_requests(b
     heights = browser.evaluate("[...document.querySelectorAll('.series .band')].map(band => band.getBBox().height)")
     assert len(heights) == len(lengths)
     assert all(height > 0 for height in heights)
-    assert browser.complaints() == []
+    assert browser.console() == []
     assert browser.requests() == [page.as_uri()]
 
 
@@ -45,7 +45,7 @@ def test_a_claim_links_to_its_experiment(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.click(".claims tbody tr:last-child a")
     browser.wait_for("Math.abs(document.querySelector('#experiment-2').getBoundingClientRect().top) < 5")
-    assert browser.complaints() == []
+    assert browser.console() == []
 
 
 @pytest.mark.parametrize("width", [320, 390, 700, 1400])

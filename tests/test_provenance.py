@@ -52,7 +52,7 @@ def test_the_recorded_number_of_cores_is_that_available_to_the_process() -> None
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
-        assert ", 1 cores, " in provenance.machine()
+        assert ", 1 core, " in provenance.machine()
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -100,10 +100,10 @@ def test_damaged_checkpoints_are_skipped_and_reported(text: Path, tmp_path: Path
     with (newest / "model.safetensors").open("r+b") as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"\x7f")
-    heard: list[Event] = []
-    resumed = run_to(config, tmp_path / "run", hear=heard.append)
-    assert heard[0].step == 8
-    assert "damaged" in heard[0].notes[0]  # pyright: ignore
+    events: list[Event] = []
+    resumed = run_to(config, tmp_path / "run", on_event=events.append)
+    assert events[0].step == 8
+    assert "damaged" in events[0].notes[0]  # pyright: ignore
     assert trained_bits(resumed) == trained_bits(whole)
 
 
@@ -209,7 +209,7 @@ def test_a_process_that_lost_its_run_writes_nothing_more_and_the_new_owner_ends_
             bits.append(trained_bits(run_to(config, path)))
 
     with pytest.raises(CoupledQKError, match="another process has taken over"):
-        run_to(config, path, hear=suspend)
+        run_to(config, path, on_event=suspend)
     assert bits == [trained_bits(whole)]
     assert trained_bits(RunFolder(path)) == bits[0]
 

@@ -111,7 +111,7 @@ def test_damage_in_the_log_of_a_finished_run_is_reported_and_repaired_by_resumin
     with pytest.raises(FileError, match=r"metrics\.jsonl, line 23, is damaged .*--resume"):
         run.metrics()
     notes = []
-    repaired = run_to(config, tmp_path / "run", hear=lambda event: notes.extend(getattr(event, "notes", ())))
+    repaired = run_to(config, tmp_path / "run", on_event=lambda event: notes.extend(getattr(event, "notes", ())))
     assert any("line 23, is damaged" in note for note in notes)
     assert trained_bits(repaired) == whole
 
@@ -137,7 +137,7 @@ def test_a_truncated_log_is_detected(text: Path, tmp_path: Path) -> None:
     lines = (stopped.path / "metrics.jsonl").read_text().splitlines(True)
     (stopped.path / "metrics.jsonl").write_text("".join(lines[:-1]))
     notes = []
-    again = run_to(tiny(text), tmp_path / "stopped", hear=lambda event: notes.extend(getattr(event, "notes", ())))
+    again = run_to(tiny(text), tmp_path / "stopped", on_event=lambda event: notes.extend(getattr(event, "notes", ())))
     assert "step-0000009 was skipped" in notes[0]
     assert trained_bits(again) == trained_bits(run_to(tiny(text), tmp_path / "whole"))
 

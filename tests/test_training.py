@@ -130,9 +130,9 @@ def test_the_best_weights_are_kept_in_addition_to_the_final_ones(text: Path, tmp
 
 
 def test_fp16_scales_the_loss_and_learns(text: Path, tmp_path: Path) -> None:
-    heard: list[Event] = []
-    run = run_to(tiny(text, precision="fp16", steps=60), tmp_path / "run", hear=heard.append)
-    steps = [event for event in heard if isinstance(event, Step)]
+    events: list[Event] = []
+    run = run_to(tiny(text, precision="fp16", steps=60), tmp_path / "run", on_event=events.append)
+    steps = [event for event in events if isinstance(event, Step)]
     assert any(math.isfinite(event.grad_norm) for event in steps)
     assert run.metrics("train")[-1]["loss"] < 0.8 * run.metrics("train")[0]["loss"]
     newest = Checkpoints(run.path / "checkpoints", keep=2).newest()
@@ -296,10 +296,10 @@ def test_the_curves_are_written_to_tensorboard(text: Path, tmp_path: Path) -> No
 
 
 def test_timings_are_kept_apart_from_reproducible_metrics(text: Path, tmp_path: Path) -> None:
-    heard: list[Event] = []
-    run = run_to(tiny(text), tmp_path / "run", hear=heard.append)
+    events: list[Event] = []
+    run = run_to(tiny(text), tmp_path / "run", on_event=events.append)
     assert "seconds" not in (run.path / "metrics.jsonl").read_text()
     seconds = [record["seconds"] for record in run.timings()]
     assert seconds == sorted(seconds)
     assert len(seconds) == 20
-    assert sum(isinstance(event, Evaluation) for event in heard) == 4
+    assert sum(isinstance(event, Evaluation) for event in events) == 4

@@ -159,7 +159,7 @@ def test_the_page_is_updated_while_a_run_is_trained(tmp_path: Path, browser: Bro
         assert browser.evaluate("document.querySelector('.readout').innerText").split()[0] == "step"
         make_run(tmp_path / "other", "diff")
         browser.wait_for("document.querySelectorAll('table.results tbody tr').length === 2")
-        assert browser.complaints() == []
+        assert browser.console() == []
         assert {url.removeprefix(server.url) for url in browser.requests()} == {"", "part"}
     browser.wait_for("document.querySelector('#connection').textContent.includes('does not respond')")
     assert browser.evaluate("document.querySelectorAll('table.results tbody tr').length") == 2, "the last values stay"

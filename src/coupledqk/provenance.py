@@ -36,7 +36,8 @@ def versions() -> dict[str, str]:
 def machine() -> str:
     """The machine in one line: processor, cores, memory and operating system."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {available_cores()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+    cores = available_cores()
+    return f"{_processor()}, {cores} core{'s' if cores > 1 else ''}, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
 def available_cores() -> int:

@@ -26,7 +26,7 @@ def train_long(samples: Samples, steps: int) -> Tally:
     memory: list[float] = []
     last = time.perf_counter()
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         nonlocal last
         now = time.perf_counter()
         if isinstance(event, Step):
@@ -36,7 +36,7 @@ def train_long(samples: Samples, steps: int) -> Tally:
         last = now
 
     folder = samples.folder / "long"
-    run_to(config, folder, hear=hear)
+    run_to(config, folder, on_event=on_event)
     shutil.rmtree(folder)
     usual = np.median(np.array(times[: len(times) // WINDOW * WINDOW]).reshape(-1, WINDOW), axis=1)[10:]
     thousands = np.arange(len(usual)) * WINDOW / 1000
