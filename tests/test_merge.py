@@ -193,7 +193,7 @@ def test_reused_results_that_differ_from_own_ones_are_an_error_before_anything_i
     plan = make_plan(load(str(folder / "mine.toml")), "mini", folder / "lab", seeds=[0, 1, 2])
     write(replace(one, rows=rows), changed := folder / "changed.json")
     with pytest.raises(CoupledQKError, match="standard, seed 0, has a result in two outcomes: leave one of them out"):
-        with_reused(plan, [changed])
+        with_reused([plan], [changed])
 
 
 def test_results_on_another_text_of_the_same_name_are_refused(
@@ -209,8 +209,16 @@ def test_results_on_another_text_of_the_same_name_are_refused(
 
 
 def test_an_experiment_that_compares_properties_of_trained_models_reuses_nothing():
-    plan = make_plan(load("changes"), "mini")
-    assert with_reused(plan, [RESULTS]) == plan
+    plans = [make_plan(load(name), "mini", Path("nowhere")) for name in ("changes", "controls")]
+    changes, controls = with_reused(plans, [RESULTS])
+    assert changes == plans[0]
+    assert {cell.label for cell in controls.cells} - {cell.label for cell in controls.own_cells} >= {"standard"}
+
+
+def test_outcomes_without_any_result_of_the_experiment_are_an_error(files: dict[str, Path], tmp_path: Path, capsys):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "controls", "--reuse", str(files["one"]), "--out", str(tmp_path), "--status"])
+    assert "no results of controls at scale mini that could be reused" in capsys.readouterr().err
 
 
 def test_the_published_results_can_be_reused():
@@ -219,7 +227,7 @@ def test_the_published_results_can_be_reused():
         published = read(path)
         if published.shifts or published.answer:
             continue
-        plan = with_reused(make_plan(load(published.experiment), "mini", Path("nowhere")), [path])
+        (plan,) = with_reused([make_plan(load(published.experiment), "mini", Path("nowhere"))], [path])
         have = {(row.label, seed) for row in published.rows for seed in row.seeds}
         assert {(cell.label, cell.seed) for cell in plan.own_cells}.isdisjoint(have), path.name
         assert [each.name for each in plan.reused] == [published.name]

@@ -78,7 +78,7 @@ class Reproduce(WithQueue):
             for each in chosen
             if not each.commands
         ]
-        plans = [with_reused(plan, self.reuse) for plan in plans]
+        plans = with_reused(plans, self.reuse)
         if self.dry_run or self.status:
             for plan in plans:
                 print(wrapped(cost_summary(plan) if self.dry_run else progress_summary(plan)), end="\n\n")

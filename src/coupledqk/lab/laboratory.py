@@ -46,7 +46,7 @@ def run_experiment(
     if not experiment.scales:
         raise CoupledQKError(f"{experiment.name} trains nothing: run it with `coupledqk reproduce {experiment.name}`")
     plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows, compiled)
-    plan = with_reused(plan, reuse)
+    (plan,) = with_reused([plan], reuse)
     run_plans([plan], jobs, GridProgress() if progress else Silent(), stop, machines=machines)
     return read(plan.outcome)
 

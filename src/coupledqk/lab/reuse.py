@@ -12,8 +12,24 @@ from .merge import as_part_of, merge
 from .outcomes import outcome
 
 
-def with_reused(plan: Plan, paths: Sequence[Path]) -> Plan:
-    """The plan with those of the outcomes at `paths`, files or folders, that contain results of it.
+def with_reused(plans: Sequence[Plan], paths: Sequence[Path]) -> list[Plan]:
+    """The plans with the outcomes at `paths`, files or folders, whose results they reuse.
+
+    Raises an error if the outcomes have no results of any plan, since everything would be trained contrary to expectation.
+    """
+    outcomes = [each for path in paths for each in outcomes_at(path)]
+    found = [reusing(plan, outcomes) for plan in plans]
+    if paths and plans and not any(plan.reused for plan in found):
+        experiments = " or ".join(plan.experiment.name for plan in plans)
+        raise CoupledQKError(
+            f"--reuse {' '.join(map(str, paths))}: no results of {experiments} at scale {plans[0].scale_name} that could be "
+            "reused: expected outcomes with the same settings (docs/laboratory.md)"
+        )
+    return found
+
+
+def reusing(plan: Plan, outcomes: Sequence[Outcome]) -> Plan:
+    """The plan with those of the outcomes that contain results of it.
 
     Outcomes of other scales, metrics or base configurations are ignored. A row of an outcome is reused as a whole, including
     seeds that the plan does not contain. Properties of trained models are computed from run folders, so an experiment that
@@ -22,7 +38,7 @@ def with_reused(plan: Plan, paths: Sequence[Path]) -> Plan:
     if isinstance(plan.scale, Scale) and plan.scale.shifts:
         return plan
     own = outcome(plan)
-    parts = [part for path in paths for each in outcomes_at(path) if (part := _usable_part(own, each))]
+    parts = [part for each in outcomes if (part := _usable_part(own, each))]
     planned = {cell.label for cell in plan.cells}
     found = tuple(part for part in parts if any(row.seeds for row in part.rows if row.label in planned))
     if found:
