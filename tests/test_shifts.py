@@ -1,6 +1,8 @@
 """Effects of coupling on properties other than the loss: paired differences, compared with the noise of null pairs."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from coupledqk.outcome import read
 from coupledqk.report.lab_page import html_report, latex_report, markdown_report
 from coupledqk.report.shifts import shifts_table
 from coupledqk.run_folder import RunFolder
+from test_lab_report import make_outcome
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
 
 SHIFTS = (
@@ -72,12 +75,22 @@ def test_a_change_is_marked_only_beyond_the_noise_of_null_pairs(coupled, null, b
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "step"), [([0.5, 0.7, 1.0], 100 * (2 + 0.2 / 0.3)), ([0.95], 100 * 0.9 / 0.95), ([0.2, 0.8], None)]
+    ("accuracies", "step"),
+    [([0.5, 0.7, 1.0], 100 * (2 + 0.2 / 0.3)), ([0.95], 100 * 0.9 / 0.95), ([0.2, 0.8], math.inf)],
 )
 def test_the_step_at_which_recall_is_reached_is_interpolated(accuracies, step, tmp_path, monkeypatch):
     records = [{"step": 100 * i, "accuracy": value} for i, value in enumerate(accuracies, 1)]
     monkeypatch.setattr(RunFolder, "metrics", lambda self, kind: records)
-    assert _first_step(RunFolder(tmp_path)) == (step and pytest.approx(step))
+    assert _first_step(RunFolder(tmp_path)) == pytest.approx(step)
+
+
+def test_runs_that_did_not_reach_the_target_are_counted_and_in_no_mean():
+    variant, baseline = {0: 9.0, 1: math.inf, 2: 8.0}, {0: 5.0, 1: 4.0, 2: math.inf}
+    shift = _shift("steps to 90% recall", "", variant, baseline, {})
+    assert shift is not None
+    assert (shift.variant, shift.baseline, shift.n, shift.unreached) == (9.0, 5.0, 1, (1, 1))
+    (row,) = shifts_table([replace(make_outcome(), shifts=(shift,))]).rows
+    assert row[-1] == "1 (1 coupled, 1 standard did not reach it)"
 
 
 def test_an_experiment_measures_its_shifts_once_and_every_report_shows_them(mine: Path, tmp_path: Path):  # noqa: F811

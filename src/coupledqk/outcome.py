@@ -276,6 +276,9 @@ class Shift:
     null_effect: float | None = None
     """Mean difference of null pairs: the baseline with an immaterial change against the baseline."""
     null_interval: tuple[float, float] | None = None
+    unreached: tuple[int, int] = (0, 0)
+    """Number of runs of the variant and of the baseline that did not reach the property's target. They are in no mean, so the
+    effect understates the difference if the variant has more of them."""
 
     @property
     def beyond_noise(self) -> bool:

@@ -34,7 +34,7 @@ def find_shifts(plan: Plan) -> tuple[Shift, ...]:
 def _shift(
     name: str, unit: str, variant: dict[int, float], baseline: dict[int, float], null: dict[int, float]
 ) -> Shift | None:
-    """The change of one property; None if no seed has both the variant and the baseline."""
+    """The change of one property; None if no seed has finite values of both the variant and the baseline."""
     differences, null_differences = (
         [row[seed] - baseline[seed] for seed in row if math.isfinite(row[seed] - baseline.get(seed, math.nan))]
         for row in (variant, null)
@@ -52,6 +52,7 @@ def _shift(
         n=len(differences),
         null_effect=fmean(null_differences) if null_differences else None,
         null_interval=_interval(null_differences),
+        unreached=(sum(map(math.isinf, variant.values())), sum(map(math.isinf, baseline.values()))),
     )
 
 
@@ -91,12 +92,11 @@ def lr_sensitivity(plan: Plan, label: str) -> Found:
 
 
 def steps_to_recall(plan: Plan, label: str) -> Found:
-    """The step at which recall first reaches 90%, interpolated between evaluations; seeds that do not reach it are left out."""
-    reached = {seed: _first_step(run) for seed, run in _finished(plan, label).items()}
-    return {("steps to 90% recall", ""): {seed: step for seed, step in reached.items() if step is not None}}
+    """The step at which recall first reaches 90%, interpolated between evaluations; infinite if it never does."""
+    return {("steps to 90% recall", ""): {seed: _first_step(run) for seed, run in _finished(plan, label).items()}}
 
 
-def _first_step(run: RunFolder) -> float | None:
+def _first_step(run: RunFolder) -> float:
     before = (0.0, 0.0)
     for record in run.metrics("valid"):
         here = (record["step"], record["accuracy"])
@@ -104,7 +104,7 @@ def _first_step(run: RunFolder) -> float | None:
             share = (RECALLED - before[1]) / (here[1] - before[1])
             return before[0] + share * (here[0] - before[0])
         before = here
-    return None
+    return math.inf
 
 
 def _by_layer(measure: str, words: str, unit: str) -> Callable[[Plan, str], Found]:

@@ -9,7 +9,8 @@ from .tables import Table
 NOTE = (
     "Differences are paired by seed, with uncorrected 95% intervals. Null pairs are two models with standard attention that "
     "differ only in an immaterial setting (Adam's ε), so their differences are noise. A change is marked * if its interval "
-    "excludes zero and does not overlap that of the null pairs. There is no correction for multiple comparisons."
+    "excludes zero and does not overlap that of the null pairs. There is no correction for multiple comparisons. Runs that did "
+    "not reach a target are counted beside the pairs and are in no mean."
 )
 
 
@@ -25,7 +26,13 @@ def _row(shift: Shift) -> tuple[str, ...]:
     ends = interval(shift.interval, signed) if shift.interval else NOTHING
     null = interval(shift.null_interval, signed) if shift.null_interval else NOTHING
     change = signed(shift.effect) + ("*" if shift.beyond_noise else "")
-    return name, _plain(shift.baseline), _plain(shift.variant), change, ends, null, str(shift.n)
+    return name, _plain(shift.baseline), _plain(shift.variant), change, ends, null, _pairs(shift)
+
+
+def _pairs(shift: Shift) -> str:
+    """The number of pairs, and the number of runs that have no value because they did not reach the property's target."""
+    failed = [f"{n} {of}" for n, of in zip(shift.unreached, ("coupled", "standard"), strict=True) if n]
+    return f"{shift.n} ({', '.join(failed)} did not reach it)" if failed else str(shift.n)
 
 
 def signed(value: float) -> str:
