@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from scipy.stats import linregress
 
 from coupledqk.cli import main
@@ -20,6 +21,7 @@ from coupledqk.lab.merge import merge
 from coupledqk.lab.outcomes import outcome
 from coupledqk.lab.rungs import fit_ladder, slope_of
 from coupledqk.lab.runner import Queue, run_queue
+from coupledqk.lab.summary import cost_summary
 from coupledqk.outcome import Ladder, LadderSpec, Rung, read
 from coupledqk.report.ladder import ladder_panel
 from test_lab_report import make_outcome
@@ -201,6 +203,12 @@ def test_a_rung_that_does_not_fit_is_reported_and_the_rest_runs(mine, monkeypatc
 def test_a_rung_of_more_than_a_day_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder.Speeds, "measure", lambda self, config: 25.0 if config.model.d_model == 160 else 1.0)
     assert set(too_large(make_plan(load("ladder"), "mini", tmp_path))) == {"standard, 1.5M", "hamiltonian, 1.5M"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, the durations are those on this machine")
+def test_the_cost_on_another_machine_is_estimated_without_measuring_the_speed_of_this_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder.Speeds, "measure", lambda self, config: pytest.fail("the speed was measured"))
+    assert "on one RTX 2080 Ti" in cost_summary(make_plan(load("ladder"), "paper", tmp_path))
 
 
 def test_rungs_are_compared_with_standard_of_their_own_size(tmp_path):

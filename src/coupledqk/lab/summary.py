@@ -52,8 +52,8 @@ def cost_summary(plan: Plan) -> str:
     )
     lines = [f"{plan.experiment.title} ({plan.experiment.source}), {plan.scale_name}", "", table(head, rows), ""]
     said = f"{n_left} of {len(cells)} runs to do, about {duration(3600 * total)} one after another {source}."
-    left_out = [f"{label} is skipped: {reason}" for label, reason in too_large(plan).items()]
-    return "\n".join([*lines, said, *left_out, *notes(plan)])
+    skipped = {} if elsewhere else too_large(plan)
+    return "\n".join([*lines, said, *(f"{label} is skipped: {why}" for label, why in skipped.items()), *notes(plan)])
 
 
 def progress_summary(plan: Plan) -> str:
