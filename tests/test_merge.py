@@ -9,13 +9,13 @@ import pytest
 from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import make_plan
-from coupledqk.lab.experiment import load
+from coupledqk.lab.experiment import load, names
 from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.merge import merge
 from coupledqk.lab.outcomes import outcome
-from coupledqk.lab.reuse import with_reused
+from coupledqk.lab.reuse import reusing, with_reused
 from coupledqk.measure import PERPLEXITY
-from coupledqk.outcome import Outcome, read, write
+from coupledqk.outcome import Outcome, read, read_all, write
 from test_laboratory import SMALL
 
 RESULTS = Path(__file__).parent.parent / "results" / "lab"
@@ -194,6 +194,26 @@ def test_reused_results_that_differ_from_own_ones_are_an_error_before_anything_i
     write(replace(one, rows=rows), changed := folder / "changed.json")
     with pytest.raises(CoupledQKError, match="standard, seed 0, has a result in two outcomes: leave one of them out"):
         with_reused([plan], [changed])
+
+
+def test_of_reused_rows_that_differ_the_one_with_more_seeds_is_used(files: dict[str, Path], tmp_path: Path):
+    """The same run, compiled and uncompiled or on two machines, has results that differ by rounding."""
+    every = read(files["all"])
+    few = [replace(row, seeds={seed: value + 1e-6 for seed, value in [*row.seeds.items()][:1]}) for row in every.rows]
+    write(replace(every, rows=tuple(few)), again := tmp_path / "again.json")
+    plan = make_plan(load(str(files["all"].parent / "mine.toml")), "mini", tmp_path / "lab", seeds=[0, 1, 2])
+    for paths in ([files["all"], again], [again, files["all"]]):
+        (found,) = with_reused([plan], paths)
+        assert not found.own_cells
+        merged = merge([outcome(found), *found.reused])
+        assert {row.label: row.seeds for row in merged.rows} == {row.label: row.seeds for row in every.rows}
+
+
+@pytest.mark.parametrize("name", [name for name in names() if "mini" in load(name).scales])
+def test_every_experiment_can_reuse_the_published_results(name: str):
+    plan = make_plan(load(name), "mini", Path("nowhere"))
+    found = reusing(plan, read_all(RESULTS))
+    assert bool(found.reused) == (set(found.own_cells) < set(plan.cells))
 
 
 def test_results_on_another_text_of_the_same_name_are_refused(

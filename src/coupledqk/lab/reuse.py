@@ -1,5 +1,6 @@
 """Reuses the results of earlier outcomes, so that their runs need not be trained again. Torch-free."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +33,14 @@ def reusing(plan: Plan, outcomes: Sequence[Outcome]) -> Plan:
     """The plan with those of the outcomes that contain results of it.
 
     Outcomes of other scales, metrics or base configurations are ignored. A row of an outcome is reused as a whole, including
-    seeds that the plan does not contain. Properties of trained models are computed from run folders, so an experiment that
-    compares them reuses nothing.
+    seeds that the plan does not contain. If two outcomes differ in a result, as those of a compiled and an uncompiled run do,
+    the row with more seeds is used and the other one is ignored. Properties of trained models are computed from run folders, so
+    an experiment that compares them reuses nothing.
     """
     if isinstance(plan.scale, Scale) and plan.scale.shifts:
         return plan
     own = outcome(plan)
-    parts = [part for each in outcomes if (part := _usable_part(own, each))]
+    parts = _consistent([part for each in outcomes if (part := _usable_part(own, each))])
     planned = {cell.label for cell in plan.cells}
     found = tuple(part for part in parts if any(row.seeds for row in part.rows if row.label in planned))
     if found:
@@ -52,6 +54,31 @@ def write_outcome(plan: Plan) -> Outcome:
     found = merge([own, *plan.reused]) if plan.reused else own
     write(found, plan.outcome)
     return found
+
+
+def _consistent(parts: Sequence[Outcome]) -> list[Outcome]:
+    """The parts without rows that differ from a row with more seeds in the result of a run."""
+    results: dict[tuple[str, int], float] = {}
+    dropped: set[tuple[int, str]] = set()
+    rows = [(place, row) for place, part in enumerate(parts) for row in part.rows]
+    for place, row in sorted(rows, key=lambda each: -len(each[1].seeds)):
+        own = {(row.label, seed): value for seed, value in row.seeds.items()}
+        if all(_equal(results.get(run, value), value) for run, value in own.items()):
+            results |= own
+        else:
+            dropped.add((place, row.label))
+    return [
+        replace(
+            part,
+            rows=tuple(row for row in part.rows if (place, row.label) not in dropped),
+            cells=tuple(cell for cell in part.cells if (place, cell.label) not in dropped),
+        )
+        for place, part in enumerate(parts)
+    ]
+
+
+def _equal(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))  # runs that diverged
 
 
 def _usable_part(own: Outcome, other: Outcome) -> Outcome | None:
