@@ -214,6 +214,8 @@ def test_every_experiment_can_reuse_the_published_results(name: str):
     plan = make_plan(load(name), "mini", Path("nowhere"))
     found = reusing(plan, read_all(RESULTS))
     assert bool(found.reused) == (set(found.own_cells) < set(plan.cells))
+    seeds = {(row.label, seed) for part in found.reused for row in part.rows for seed in row.seeds}
+    assert ("standard", 100) not in seeds  # the seed with which learning rates were chosen
 
 
 def test_results_on_another_text_of_the_same_name_are_refused(

@@ -33,16 +33,19 @@ def reusing(plan: Plan, outcomes: Sequence[Outcome]) -> Plan:
     """The plan with those of the outcomes that contain results of it.
 
     Outcomes of other scales, metrics or base configurations are ignored. A row of an outcome is reused as a whole, including
-    seeds that the plan does not contain. If two outcomes differ in a result, as those of a compiled and an uncompiled run do,
-    the row with more seeds is used and the other one is ignored. Properties of trained models are computed from run folders, so
-    an experiment that compares them reuses nothing.
+    seeds that the plan does not contain. Rows of other experiments are reused only if they have a seed of the plan. If two
+    outcomes differ in a result, as those of a compiled and an uncompiled run do, the row with more seeds is used and the other
+    one is ignored. Properties of trained models are computed from run folders, so an experiment that compares them reuses
+    nothing.
     """
     if isinstance(plan.scale, Scale) and plan.scale.shifts:
         return plan
     own = outcome(plan)
-    parts = _consistent([part for each in outcomes if (part := _usable_part(own, each))])
-    planned = {cell.label for cell in plan.cells}
-    found = tuple(part for part in parts if any(row.seeds for row in part.rows if row.label in planned))
+    parts = [part for each in outcomes if (part := _usable_part(own, each))]
+    used = _rows_to_use(parts, own)
+    chosen = [_restricted(part, used[place]) for place, part in enumerate(parts)]
+    labels = set(plan.labels)
+    found = tuple(part for part in chosen if any(row.seeds for row in part.rows if row.label in labels))
     if found:
         merge([own, *found])  # results that contradict each other are an error now, not after training
     return replace(plan, reused=found)
@@ -56,25 +59,27 @@ def write_outcome(plan: Plan) -> Outcome:
     return found
 
 
-def _consistent(parts: Sequence[Outcome]) -> list[Outcome]:
-    """The parts without rows that differ from a row with more seeds in the result of a run."""
+def _rows_to_use(parts: Sequence[Outcome], own: Outcome) -> list[set[str]]:
+    """The labels of the rows of each part that are reused."""
+    planned = {(cell.label, cell.seed) for cell in own.cells}
     results: dict[tuple[str, int], float] = {}
-    dropped: set[tuple[int, str]] = set()
+    used: list[set[str]] = [set() for _ in parts]
     rows = [(place, row) for place, part in enumerate(parts) for row in part.rows]
     for place, row in sorted(rows, key=lambda each: -len(each[1].seeds)):
-        own = {(row.label, seed): value for seed, value in row.seeds.items()}
-        if all(_equal(results.get(run, value), value) for run, value in own.items()):
-            results |= own
-        else:
-            dropped.add((place, row.label))
-    return [
-        replace(
-            part,
-            rows=tuple(row for row in part.rows if (place, row.label) not in dropped),
-            cells=tuple(cell for cell in part.cells if (place, cell.label) not in dropped),
-        )
-        for place, part in enumerate(parts)
-    ]
+        found = {(row.label, seed): value for seed, value in row.seeds.items()}
+        belongs = parts[place].name == own.name or found.keys() & planned
+        if belongs and all(_equal(results.get(run, value), value) for run, value in found.items()):
+            results |= found
+            used[place].add(row.label)
+    return used
+
+
+def _restricted(part: Outcome, labels: set[str]) -> Outcome:
+    return replace(
+        part,
+        rows=tuple(row for row in part.rows if row.label in labels),
+        cells=tuple(cell for cell in part.cells if cell.label in labels),
+    )
 
 
 def _equal(a: float, b: float) -> bool:
