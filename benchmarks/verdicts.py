@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.priors import outcome_prior
-from coupledqk.outcome import read
+from coupledqk.outcome_file import read
 from coupledqk.schema import to_dict
 from coupledqk.statistics import SequentialTest, compare_prior, pairs_needed
 from coupledqk.statistics.simulations import Table, prior_coverage, sequential_stops, table_coverage

@@ -31,7 +31,8 @@ from coupledqk.lab.budget import (
     settings_of,
 )
 from coupledqk.lab.compare import COUPLED, OTHERS, Comparison
-from coupledqk.outcome import Claim, Outcome, read
+from coupledqk.outcome import Claim, Outcome
+from coupledqk.outcome_file import read
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import identity, variant_name
 from coupledqk.statistics import sequential

@@ -17,18 +17,8 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.lab.outcomes import with_changes
 from coupledqk.lab.verdicts import judge_all
 from coupledqk.measure import ACCURACY, PERPLEXITY
-from coupledqk.outcome import (
-    CellRecord,
-    Claim,
-    Origin,
-    Outcome,
-    Published,
-    Row,
-    read,
-    read_all,
-    to_json,
-    write,
-)
+from coupledqk.outcome import CellRecord, Claim, Origin, Outcome, Published, Row
+from coupledqk.outcome_file import read, read_all, to_json, write
 from coupledqk.recipes import recipe
 from coupledqk.report.curves import panels
 from coupledqk.report.figures import write_figures

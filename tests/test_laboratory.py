@@ -15,7 +15,7 @@ from coupledqk.lab.laboratory import default_jobs, run_experiment
 from coupledqk.lab.measuring import measurements
 from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.lab.speed import training_speeds
-from coupledqk.outcome import read
+from coupledqk.outcome_file import read
 from coupledqk.provenance import available_cores
 from coupledqk.recipes import recipe
 from test_runner import EXPERIMENT, Pretend, Watch

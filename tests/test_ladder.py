@@ -22,7 +22,8 @@ from coupledqk.lab.outcomes import outcome
 from coupledqk.lab.rungs import fit_ladder, slope_of
 from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.lab.summary import cost_summary
-from coupledqk.outcome import Ladder, LadderSpec, Rung, read
+from coupledqk.outcome import Ladder, LadderSpec, Rung
+from coupledqk.outcome_file import read
 from coupledqk.report.ladder import ladder_panel
 from test_lab_report import make_outcome
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)

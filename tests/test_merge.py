@@ -15,7 +15,8 @@ from coupledqk.lab.merge import merge
 from coupledqk.lab.outcomes import outcome
 from coupledqk.lab.reuse import reusing, with_reused
 from coupledqk.measure import PERPLEXITY
-from coupledqk.outcome import Outcome, read, read_all, write
+from coupledqk.outcome import Outcome
+from coupledqk.outcome_file import read, read_all, write
 from test_laboratory import SMALL
 
 RESULTS = Path(__file__).parent.parent / "results" / "lab"

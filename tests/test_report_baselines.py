@@ -6,7 +6,8 @@ import pytest
 
 from coupledqk.baselines import Baseline, PositionLoss
 from coupledqk.lab.summary import outcome_summary
-from coupledqk.outcome import Outcome, read, write
+from coupledqk.outcome import Outcome
+from coupledqk.outcome_file import read, write
 from coupledqk.recipes import recipe
 from coupledqk.report.claims_chart import claims_chart
 from coupledqk.report.curves import panels

@@ -16,7 +16,7 @@ from coupledqk.lab.laboratory import notes
 from coupledqk.lab.outcomes import outcome, thinned
 from coupledqk.lab.runner import Queue, run_queue, stale
 from coupledqk.lab.summary import failure_summary
-from coupledqk.outcome import read
+from coupledqk.outcome_file import read
 from coupledqk.runs.training import train_run
 
 EXPERIMENT = """

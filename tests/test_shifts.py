@@ -14,7 +14,7 @@ from coupledqk.lab.laboratory import run_experiment
 from coupledqk.lab.profiles import FILE
 from coupledqk.lab.shifts import _first_step, _shift
 from coupledqk.lab.summary import outcome_summary
-from coupledqk.outcome import read
+from coupledqk.outcome_file import read
 from coupledqk.report.lab_page import html_report, latex_report, markdown_report
 from coupledqk.report.shifts import shifts_table
 from coupledqk.run_folder import RunFolder

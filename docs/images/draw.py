@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from coupledqk import evolve
-from coupledqk.outcome import Outcome, read, read_all
+from coupledqk.outcome import Outcome
+from coupledqk.outcome_file import read, read_all
 from coupledqk.report.chart import Series, line_chart
 from coupledqk.report.claims_chart import claims_chart
 from coupledqk.report.ladder import ladder_panel

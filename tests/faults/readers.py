@@ -21,7 +21,7 @@ from samples import (
     without_checksums,
 )
 
-from coupledqk import lease, outcome
+from coupledqk import lease, outcome_file
 from coupledqk.bench.records import read_result
 from coupledqk.cli.train import Train
 from coupledqk.coupling.settings import from_table
@@ -83,8 +83,8 @@ def _(samples: Samples) -> Reader:
     file = samples.file("outcome.json", small_outcome())
 
     def read() -> None:
-        found = outcome.read(file)
-        outcome.to_json(found)
+        found = outcome_file.read(file)
+        outcome_file.to_json(found)
         outcome_summary(found)
 
     return Reader(file, read)

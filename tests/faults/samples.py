@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coupledqk import outcome
+from coupledqk import outcome_file
 from coupledqk.config import RunConfig
 from coupledqk.data.tokenizers import train_bpe
 from coupledqk.runs import Run
@@ -75,9 +75,9 @@ def without_checksums(text: str) -> str:
 
 def small_outcome() -> str:
     """A committed outcome with a few cells and points."""
-    found = outcome.read(min((RESULTS / "lab").glob("*.json"), key=lambda path: path.stat().st_size))
+    found = outcome_file.read(min((RESULTS / "lab").glob("*.json"), key=lambda path: path.stat().st_size))
     cells = tuple(replace(cell, train=cell.train[:3], valid=cell.valid[:3]) for cell in found.cells[:3])
-    return outcome.to_json(replace(found, cells=cells, rows=found.rows[:3], verdicts=found.verdicts[:2]))
+    return outcome_file.to_json(replace(found, cells=cells, rows=found.rows[:3], verdicts=found.verdicts[:2]))
 
 
 def bench_result() -> bytes:

@@ -38,7 +38,7 @@ def train_plans(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines |
 def train_and_print(plans: "Sequence[Plan]", jobs: int | None, machines: "Machines") -> None:
     """Trains the runs of some plans and prints the outcome of each plan."""
     from ..lab.summary import outcome_summary
-    from ..outcome import read
+    from ..outcome_file import read
 
     queue = train_plans(plans, jobs, machines)
     for plan in plans:
@@ -52,7 +52,7 @@ def report_experiment(
     """Trains an experiment of one scale, writes its report and prints its outcome."""
     from ..lab.cells import make_plan
     from ..lab.summary import outcome_summary
-    from ..outcome import read, to_json
+    from ..outcome_file import read, to_json
     from ..report.lab_page import write_report
 
     plan = make_plan(experiment, next(iter(experiment.scales)), out)

@@ -10,7 +10,8 @@ from typing import Any
 from ..config import DataConfig, PretrainedConfig, RunConfig, SentenceConfig
 from ..errors import CoupledQKError
 from ..measure import ACCURACY, TOKENS_TO_REACH
-from ..outcome import Outcome, Status, read
+from ..outcome import Outcome, Status
+from ..outcome_file import read
 from ..recipes import recipe
 from ..run_folder import RunFolder
 from ..schema import change, from_dict, to_dict

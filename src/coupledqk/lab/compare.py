@@ -14,7 +14,8 @@ from ..config import LMConfig
 from ..data.corpora import open_corpus
 from ..errors import CoupledQKError
 from ..measure import BITS_PER_BYTE, PERPLEXITY
-from ..outcome import Claim, Outcome, Verdict, write
+from ..outcome import Claim, Outcome, Verdict
+from ..outcome_file import write
 from ..provenance import available_cores
 from ..sealed import read_sealed_json, write_json
 from ..statistics import LEVEL, SequentialTest, compare_prior, power, scipy_special

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ..config import MOST_JOBS
 from ..errors import CoupledQKError
-from ..outcome import Outcome, read
+from ..outcome import Outcome
+from ..outcome_file import read
 from ..provenance import available_cores
 from .cells import Plan, make_plan
 from .engine import Engine, LocalPool

@@ -15,7 +15,8 @@ from pathlib import Path
 from ..baselines import PositionLoss
 from ..errors import CoupledQKError
 from ..measure import MEASURES, TOKENS_TO_REACH, Measure
-from ..outcome import CellRecord, Ladder, Outcome, Row, read, write
+from ..outcome import CellRecord, Ladder, Outcome, Row
+from ..outcome_file import read, write
 from .cells import REACHED
 from .outcomes import joined_origin, moments, tokens_to_reach, with_changes
 from .rungs import fit_ladder

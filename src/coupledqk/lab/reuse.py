@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CoupledQKError
-from ..outcome import Outcome, outcomes_at, write
+from ..outcome import Outcome
+from ..outcome_file import outcomes_at, write
 from .cells import Plan
 from .experiment import Scale
 from .merge import as_part_of, merge

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import outcome as report
 from ..errors import CoupledQKError
+from ..outcome import CellRecord
+from ..outcome_file import read
 from ..run_folder import RunFolder
 from .cells import Cell, Plan, failure, make_plan, status, with_needed
 from .engine import Engine, Message
@@ -191,8 +192,8 @@ def left_out(plan: Plan) -> dict[str, list[int]]:
     return found
 
 
-def _last_cells(plan: Plan) -> Sequence[report.CellRecord]:
+def _last_cells(plan: Plan) -> Sequence[CellRecord]:
     try:
-        return report.read(plan.outcome).cells
+        return read(plan.outcome).cells
     except CoupledQKError:
         return ()  # there is no readable outcome yet

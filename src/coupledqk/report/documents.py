@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CoupledQKError
-from ..outcome import outcomes_at
+from ..outcome_file import outcomes_at
 from ..run_folder import find_runs
 from .figures import write_figures
 from .lab_page import ENDINGS, count, write_report
