@@ -105,6 +105,11 @@ def test_tokens_to_reach_are_found_from_the_curves_of_another_experiment(files: 
     assert without_costs(merged) == without_costs(reach["all"])
 
 
+def test_seeds_can_be_added_to_tokens_to_reach_from_another_experiment(files: dict[str, Path], reach):
+    some = merge([reach["none"], read(files["one"])])
+    assert merge([some, read(files["all"])]).rows == merge([reach["none"], read(files["all"])]).rows
+
+
 def test_runs_that_did_not_reach_their_target_keep_their_measures_and_are_not_called_diverged(
     files: dict[str, Path], reach
 ):

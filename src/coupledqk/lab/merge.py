@@ -36,12 +36,12 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
     """The runs of all outcomes together, with new verdicts. Claims and texts are those of the first outcome."""
     first = outcomes[0]
     outcomes = [first, *(as_part_of(first, other) for other in outcomes[1:])]
+    cells = _cells(outcomes)
+    if _reaches(first):
+        outcomes = [replace(outcome, rows=_reaching(outcome.rows, cells)) for outcome in outcomes]
     parts = [(row, _finished(outcome)[row.label]) for outcome in outcomes for row in outcome.rows]
     labels = dict.fromkeys(row.label for row, _ in parts)
     rows = tuple(_row([part for part in parts if part[0].label == label], label) for label in labels)
-    cells = _cells(outcomes)
-    if _reaches(first):
-        rows = _reaching(rows, cells)
     samples = {row.label: row.seeds for row in rows}
     claims = [verdict.claim for verdict in first.verdicts]
     measured = [outcome for outcome in outcomes if _finished(outcome)] or [first]
@@ -187,7 +187,7 @@ def _reaching(rows: Sequence[Row], cells: Sequence[CellRecord]) -> tuple[Row, ..
         reached = {
             seed: tokens_to_reach([(tokens, loss) for _, tokens, loss, _ in curve], targets[seed])
             for (label, seed), curve in curves.items()
-            if label == row.label and seed in targets
+            if label == row.label and seed in row.seeds and seed in targets
         }
         seeds = diverged | reached
         found.append(replace(row, seeds=seeds, final=seeds, **moments(seeds)))
