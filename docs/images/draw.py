@@ -1,15 +1,17 @@
 """Draws figures of the documentation: python docs/images/draw.py [FOLDER]
 
-orbits.svg shows the dynamics, effects.svg the claims that the outcomes in results/lab tested, and ladder.svg the effect by
-model size.
+orbits.svg shows the dynamics, effects.svg the effects on perplexity that results/lab contains with enough pairs of seeds, and
+ladder.svg the effect by model size.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from coupledqk import evolve
+from coupledqk.measure import PERPLEXITY
 from coupledqk.outcome import Outcome
 from coupledqk.outcome_file import read, read_all
 from coupledqk.report.chart import Series, line_chart
@@ -35,12 +37,21 @@ def orbit(method: str) -> list[tuple[float, float]]:
 
 
 def outcomes() -> list[Outcome]:
-    """The outcomes in which some claim was tested with at least `ENOUGH` pairs of seeds."""
-    return [
-        outcome
-        for outcome in read_all(RESULTS)
-        if any(verdict.evidence and min(verdict.evidence.n) >= ENOUGH for verdict in outcome.verdicts)
-    ]
+    """The outcomes on perplexity, with the claims that were tested with at least `ENOUGH` pairs of seeds.
+
+    A comparison that several experiments contain is shown once.
+    """
+    found, shown = [], set()
+    for outcome in (each for each in read_all(RESULTS) if each.metric.key == PERPLEXITY.key):
+        verdicts = []
+        for verdict in outcome.verdicts:
+            evidence = verdict.evidence
+            if evidence and min(evidence.n) >= ENOUGH and (evidence.effect, evidence.n) not in shown:
+                verdicts.append(verdict)
+                shown.add((evidence.effect, evidence.n))
+        if verdicts:
+            found.append(replace(outcome, verdicts=tuple(verdicts)))
+    return found
 
 
 def draw(folder: Path) -> None:
