@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import random
+import re
 import shutil
 import typing
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from coupledqk.outcome import Claim, Outcome
 from coupledqk.outcome_file import read
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import identity, variant_name
-from coupledqk.statistics import sequential
+from coupledqk.statistics import Estimate, SequentialTest, compare_prior, sequential, student_quantile
 from test_lab_report import make_outcome
 from test_report import text_of
 from test_runner import Pretend, Watch
@@ -252,6 +253,26 @@ def test_a_comparison_stops_when_its_time_is_up(comparing, monkeypatch: pytest.M
     assert 8 < trained < 16
     assert outcome.rows[1].n == trained // 2
     assert outcome.verdicts[0].finding == "inconclusive"
+
+
+def test_the_outlook_does_not_depend_on_the_number_of_pairs_that_did_not_fit(
+    comparing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 planned pairs about half are trained, and their test is stricter than the last one of a shorter plan."""
+    clock = itertools.count(step=20)
+    monkeypatch.setattr(compare.time, "monotonic", lambda: next(clock))
+    outcome, trained = comparing(effect=0.0, noise=0.05, minutes=4)
+    n, evidence, prior = trained // 2, outcome.verdicts[0].evidence, compare_prior()
+    assert evidence is not None
+    assert evidence.df is not None
+    width = evidence.interval[1] - evidence.effect
+    error = width / student_quantile((1 + evidence.confidence) / 2, evidence.df)
+    shorter, longer = (SequentialTest(pairs, prior_df=prior.df) for pairs in (n, 4 * n))
+    alone = Estimate(0, error, evidence.df).detectable_effect(shorter.nominal_level(n))
+    expected = 100 * alone * longer.detectable_effect(1.0) / shorter.detectable_effect(1.0)
+    (said,) = re.findall(r"With 4 times as many pairs it would have 80% power to detect ([\d.]+)%", outcome.answer[0])
+    assert float(said) == pytest.approx(expected, rel=0.07)
+    assert evidence.detectable > 1.2 * alone
 
 
 def test_the_same_command_adds_the_remaining_pairs_and_gives_the_same_answer(

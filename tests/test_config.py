@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coupledqk.config import AttentionConfig, DynamicsConfig, ModelConfig, ScoringConfig
 from coupledqk.errors import CoupledQKError
-from coupledqk.schema import change, from_dict, from_toml, leaves, parse, to_dict, to_toml
+from coupledqk.schema import change, from_dict, from_toml, leaves, parse, parse_seeds, seeds_text, to_dict, to_toml
 from coupledqk.variants import PRESETS, VARIANTS, preset, variant
 
 dynamics = st.one_of(
@@ -164,3 +164,10 @@ def test_text_is_parsed_by_the_type_of_its_setting(kind, text, value):
     parsed = parse(kind, text, "name")
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+@given(st.frozensets(st.integers(0, 20)))
+def test_seeds_written_as_text_are_parsed_as_the_same_seeds(seeds):
+    text = seeds_text(seeds)
+    assert parse_seeds(text.split(", ") if text else []) == tuple(sorted(seeds))
+    assert len(text.split(", ")) == max(1, len([seed for seed in seeds if seed - 1 not in seeds]))  # ranges are maximal

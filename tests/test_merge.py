@@ -119,7 +119,7 @@ def test_runs_that_did_not_reach_their_target_keep_their_measures_and_are_not_ca
     merged = merge([reach["none"], replace(trained, cells=cells)])
     assert merged.rows[1].n == 0
     assert merged.rows[1].companions == trained.rows[1].companions
-    assert "hamiltonian did not reach the target with seeds 0, 1, 2" in merged.verdicts[0].sentence
+    assert "hamiltonian did not reach the target with seeds 0-2" in merged.verdicts[0].sentence
 
 
 def test_an_invalid_report_name_leaves_no_merged_file(files: dict[str, Path], tmp_path: Path, capsys):

@@ -275,7 +275,7 @@ def test_a_note_lists_added_seeds_that_are_left_out(corpus):
     run_queue(Queue.of([more]), Pretend(), Watch())
     assert notes(more) == [note for note in notes(plain) if "one seed" in note]
     (note,) = set(notes(plain)) - set(notes(more))
-    assert "left out now (standard: 7, 8); --seeds with --rows adds them" in note
+    assert "left out now (standard: 7-8); --seeds with --rows adds them" in note
 
 
 def test_one_seed_is_reported_as_too_few(corpus):
@@ -307,6 +307,14 @@ def test_a_diverged_run_counts_as_a_result_and_is_not_trained_again(corpus):
     assert "standard, lr 1e+20 seed 0: loss nan" in summary
     assert "to do so, delete their folders" in summary
     assert "again to resume" not in summary
+
+
+def test_after_a_failure_the_summary_asks_for_its_cause_to_be_removed_and_after_a_stop_it_says_how_to_resume(corpus):
+    plan = plan_of(corpus)
+    run_queue(queue := Queue.of([plan]), Pretend(failing=plan.cells[-1].name), Watch())
+    assert failure_summary(queue).splitlines()[-1] == "Once the cause is gone, run the same command again."
+    queue.stopped = True
+    assert failure_summary(queue).splitlines()[-1] == "Run the same command again to resume."
 
 
 def test_all_commits_and_machines_of_the_runs_are_recorded(corpus):

@@ -150,6 +150,12 @@ def test_equality_within_the_detectable_margin_is_shown_with_80_percent_power(n)
     assert rate(found) == pytest.approx(0.8, abs=2 * NOISE)
 
 
+def test_the_detectable_margin_with_a_known_spread_is_the_limit_of_many_degrees_of_freedom() -> None:
+    expected = stats.norm.ppf(0.95) + stats.norm.ppf(0.9)
+    assert Estimate(0, 1.0, math.inf).detectable_margin() == pytest.approx(expected)
+    assert Estimate(0, 1.0, 1e5).detectable_margin() == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("n", SEEDS)
 def test_the_detectable_ratio_is_detected_with_80_percent_power(n) -> None:
     smallest = SpreadRatio(1.0, (n - 1, 9)).detectable_ratio()
@@ -258,6 +264,20 @@ def test_moderated_intervals_cover_with_a_shared_baseline_and_are_shorter(n_seed
     assert found.length < 0.9
 
 
+@pytest.mark.parametrize(("n_seeds", "noisiest"), [(3, 0.84), (8, 0.89)])
+def test_moderated_intervals_have_nominal_coverage_on_average_but_not_in_the_noisiest_arm(n_seeds, noisiest) -> None:
+    random, trials, covered = np.random.default_rng(0), 2000, np.zeros(5)
+    for _ in range(trials):
+        differences = random.standard_normal((n_seeds, 5)) * [1, 1, 1, 1, 3]
+        prior = estimate_prior(differences.var(0, ddof=1).tolist(), [n_seeds - 1] * 5)
+        assert prior is not None
+        for arm, values in enumerate(differences.T.tolist()):
+            low, high = prior.moderate(paired(values, [0.0] * n_seeds)).interval()
+            covered[arm] += low <= 0 <= high
+    assert covered.mean() / trials == pytest.approx(0.94, abs=0.015)
+    assert covered[-1] / trials == pytest.approx(noisiest, abs=0.025)
+
+
 def test_intervals_moderated_by_the_shipped_prior_have_nominal_coverage() -> None:
     prior = compare_prior()
     assert 0.001 < prior.sd < 0.1
@@ -274,6 +294,12 @@ def test_sequential_testing_after_every_pair_keeps_its_error_rate(prior_df) -> N
     found = sequential_stops(test, effect=0.0, trials=20_000)
     assert found.significant == pytest.approx(0.05, abs=0.006)
     assert found.covered == pytest.approx(0.95, abs=0.006)
+
+
+@pytest.mark.parametrize(("last", "rate_of_errors"), [(8, 0.107), (32, 0.069)])
+def test_pairs_that_vary_three_times_as_much_as_the_prior_says_have_more_errors(last, rate_of_errors) -> None:
+    found = sequential_stops(SequentialTest(last, prior_df=compare_prior().df), 0.0, trials=10_000, noise=3.0)
+    assert found.significant == pytest.approx(rate_of_errors, abs=0.012)
 
 
 def test_testing_at_5_percent_after_every_pair_inflates_the_error_rate() -> None:

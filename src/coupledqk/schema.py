@@ -11,7 +11,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from .errors import CoupledQKError, unknown
@@ -309,3 +309,14 @@ def parse_seeds(words: Sequence[str]) -> tuple[int, ...]:
             raise CoupledQKError(f"--seeds {word}: expected the smaller number first, as in {last}-{first}")
         seeds |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(seeds)
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """Seeds in order, with ranges: {0, 1, 2, 7} gives "0-2, 7"."""
+    ranges: list[list[int]] = []
+    for seed in sorted(seeds):
+        if ranges and seed == ranges[-1][-1] + 1:
+            ranges[-1].append(seed)
+        else:
+            ranges.append([seed])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)

@@ -27,7 +27,7 @@ from .coherence import coherence
 from .experiment import Experiment, Grid, Scale
 from .laboratory import check_jobs, run_plans
 from .machines import LOCAL, Machines
-from .outcomes import measured, outcome
+from .outcomes import Values, measured, outcome
 from .overview import GridProgress, Silent
 from .runner import Overview, Queue
 from .verdicts import judge_all
@@ -154,14 +154,18 @@ class Comparison:
     def conclusive_at(self) -> int | None:
         """The number of pairs at the first conclusive test, taking finished pairs in the order of seeds; None if there is
         none."""
+        values = measured(self.plan(len(self.seeds)), "best")
         for n in range(FEWEST_PAIRS, self.finished_pairs() + 1):
-            if self._verdicts(self.plan(n), self.level(n))[0].finding != "inconclusive":
+            if self._verdicts(values, n)[0].finding != "inconclusive":
                 return n
         return None
 
-    def _verdicts(self, plan: Plan, level: float) -> tuple[Verdict, ...]:
-        """The verdicts on all claims, the primary one first, with variances moderated by those of earlier comparisons."""
-        return tuple(judge_all(self.claims, measured(plan, "best"), PERPLEXITY.better, compare_prior(), level))
+    def _verdicts(self, values: Values, n: int) -> tuple[Verdict, ...]:
+        """The verdicts on all claims after `n` pairs, the primary one first, with variances moderated by those of earlier
+        comparisons."""
+        seeds = self.seeds[:n]
+        samples = {label: {seed: runs[seed] for seed in seeds if seed in runs} for label, runs in values.items()}
+        return tuple(judge_all(self.claims, samples, PERPLEXITY.better, compare_prior(), self.level(n)))
 
     def finished_pairs(self) -> int:
         """The number of leading seeds whose runs have all finished or diverged."""
@@ -227,7 +231,7 @@ class Comparison:
         decided = self.conclusive_at() if self.sequential else None
         n = decided or max(1, self.finished_pairs())
         plan = self.plan(n)
-        found = replace(outcome(plan), verdicts=self._verdicts(plan, self.level(n)))
+        found = replace(outcome(plan), verdicts=self._verdicts(measured(plan, "best"), n))
         config = {**found.config, "task": {**found.config["task"], "corpus": self.text.name}}
         measured_coherence, why_not = self._coherence()
         slowdowns = self.choice.slowdowns(self.variants[1], self.variants[0])
@@ -256,8 +260,13 @@ class Comparison:
         primary = next(verdict for verdict in found.verdicts if verdict.claim.primary)
         if primary.finding != "inconclusive" or primary.evidence is None:
             return []
-        n = primary.evidence.n[0]
-        could = primary.evidence.detectable * detectable_effect(LONGER * n, 1.0) / detectable_effect(n, 1.0)
+        n, level, prior_df = primary.evidence.n[0], 1 - primary.evidence.confidence, compare_prior().df
+        longer = (
+            detectable_effect(LONGER * n, 1.0)
+            if self.sequential
+            else power.detectable_effect(LONGER * n, 1.0, prior_df=prior_df)
+        )
+        could = primary.evidence.detectable * longer / power.detectable_effect(n, 1.0, level, prior_df=prior_df)
         sentences = [f"With {LONGER} times as many pairs it would have 80% power to detect {100 * could:.1f}%."]
         if (left := len(self.seeds) - self.finished_pairs()) > 0:
             sentences.append(f"The same command adds the planned pairs that did not fit into the budget ({left}).")

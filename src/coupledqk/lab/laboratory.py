@@ -8,6 +8,7 @@ from ..errors import CoupledQKError
 from ..outcome import Outcome
 from ..outcome_file import read
 from ..provenance import available_cores
+from ..schema import seeds_text
 from .cells import Plan, make_plan
 from .engine import Engine, LocalPool
 from .experiment import Experiment, load
@@ -120,7 +121,7 @@ def notes(plan: Plan) -> list[str]:
             f"disk: {', '.join(old)}"
         )
     if more := left_out(plan):
-        rows = "; ".join(f"{label}: {', '.join(map(str, seeds))}" for label, seeds in more.items())
+        rows = "; ".join(f"{label}: {seeds_text(seeds)}" for label, seeds in more.items())
         lines.append(
             f"{name}: seeds that were trained before and are left out now ({rows}); --seeds with --rows adds them"
         )

@@ -14,6 +14,7 @@ from typing import Literal
 from ..errors import CoupledQKError
 from ..formats import detectable, effect, uncertainty
 from ..outcome import Claim, Evidence, Finding, Verdict
+from ..schema import seeds_text
 from ..statistics import (
     LEVEL,
     Estimate,
@@ -90,7 +91,10 @@ class _Failures:
 
     ours: int = 0
     theirs: int = 0
+    both: int = 0
+    """Number of seeds in which both failed. They have no effect on the interval, but count in both rates."""
     tried: tuple[int, int] = (0, 0)
+    """Number of seeds of each cell."""
     by_target: bool = False
     """Whether a run failed because it did not reach a target. The baseline defines the target and always reaches it, so the
     rates of the two cells cannot be compared."""
@@ -100,7 +104,7 @@ class _Failures:
 
     def p(self) -> float:
         """p-value of the hypothesis that both cells fail at the same rate."""
-        return failures_p(self.ours, self.tried[0], self.theirs, self.tried[1])
+        return failures_p(self.ours + self.both, self.tried[0], self.theirs + self.both, self.tried[1])
 
     def decide(self, level: float) -> int:
         """1 if the variant fails significantly more often than the baseline, −1 if significantly less often, 0 otherwise."""
@@ -211,22 +215,23 @@ def _contrast(claim: Claim, samples: Samples, better: Better) -> _Contrast:
 def _values(claim: Claim, samples: Samples) -> tuple[list[list[float]], _Failures, tuple[str, ...]]:
     """The values of each cell for the seeds that its whole group finished, the numbers of failed runs, and notes on missing
     runs."""
-    values, notes, failed = [], [], []
+    values, notes, failed, both = [], [], [], 0
     for group in claim.groups:
         found = {label: samples.get(label, {}) for label in group}
         seeds = sorted(set().union(*found.values()))
         tried = [seed for seed in seeds if all(seed in runs for runs in found.values())]
         whole = [seed for seed in tried if all(math.isfinite(runs[seed]) for runs in found.values())]
         some = [seed for seed in tried if any(math.isfinite(runs[seed]) for runs in found.values()) or len(group) == 1]
+        both += len(tried) - len(some)
         for label, runs in found.items():
             values.append([runs[seed] for seed in whole])
-            failed.append((sum(not math.isfinite(runs[seed]) for seed in some), len(some)))
+            failed.append((sum(not math.isfinite(runs[seed]) for seed in some), len(tried)))
             notes += _notes(label, runs, [seed for seed in seeds if seed not in runs])
     (ours, n_ours), (theirs, n_theirs), *elsewhere = failed
     others = sum(count for count, _ in elsewhere)
     labels = [label for group in claim.groups for label in group]
     by_target = any(math.isinf(value) for label in labels for value in samples.get(label, {}).values())
-    return values, _Failures(ours, theirs + others, (n_ours, n_theirs), by_target), tuple(notes)
+    return values, _Failures(ours, theirs + others, both, (n_ours, n_theirs), by_target), tuple(notes)
 
 
 def _notes(label: str, runs: Mapping[int, float], missing: Sequence[int]) -> list[str]:
@@ -239,7 +244,7 @@ def _notes(label: str, runs: Mapping[int, float], missing: Sequence[int]) -> lis
 
 
 def _with_seeds(seeds: Sequence[int]) -> str:
-    return f" with seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
+    return f" with seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)}" if seeds else ""
 
 
 def _verdict(contrast: _Contrast, p: float, level: float) -> Verdict:

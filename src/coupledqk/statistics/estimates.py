@@ -106,7 +106,8 @@ def _margin_in_errors(df: float, level: float, power: float) -> float:
 
     # Conditional on the sample's standard deviation, the mean is normal: average over a thousand equally likely values.
     chances = (np.arange(1000) + 0.5) / 1000
-    bounds = student_quantile(1 - level, df) * np.sqrt(special.chdtri(df, chances) / df)
+    scales = np.ones(1) if math.isinf(df) else np.sqrt(special.chdtri(df, chances) / df)
+    bounds = student_quantile(1 - level, df) * scales
 
     def too_much(margin: float) -> float:
         return np.maximum(2 * special.ndtr(margin - bounds) - 1, 0).mean() - power
@@ -176,7 +177,9 @@ def relative_differences(ours: Sequence[float], theirs: Sequence[float]) -> list
     """Differences ours − theirs, paired by seed, in units of the mean of theirs.
 
     The uncertainty of that mean is neglected: it would change a difference of 5% by 5% of the mean's error, far less than the
-    variation between seeds.
+    variation between seeds. Large effects have wrong intervals, though tests of no effect are not affected: if runs vary by the
+    same percentage and independently, 95% intervals of +30% and +100% cover the truth in 93% and 90% of cases, those of −50% in
+    99%.
     """
     unit = baseline_mean(theirs)
     return [difference / unit for difference in _differences(ours, theirs)]

@@ -96,12 +96,19 @@ class Stops:
     """Mean number of pairs when the test stops."""
 
 
-def sequential_stops(test: SequentialTest, effect: float, trials: int, seed: int = 1) -> Stops:
-    """Simulates a sequential test of an effect given in units of the standard deviation of the differences."""
+def sequential_stops(
+    test: SequentialTest, effect: float, trials: int, seed: int = 1, noise: float | None = None
+) -> Stops:
+    """Simulates a sequential test of an effect given in units of the prior's standard deviation of the differences.
+
+    `noise` is the true standard deviation in these units. By default it is drawn from the prior.
+    """
     import numpy as np
 
     random = np.random.default_rng(seed)
-    sd = np.sqrt(test.prior_df / random.chisquare(test.prior_df, trials)) if test.prior_df else np.ones(trials)
+    sd = np.full(trials, noise or 1.0)
+    if test.prior_df and noise is None:
+        sd = np.sqrt(test.prior_df / random.chisquare(test.prior_df, trials))
     x = random.standard_normal((trials, test.last)) * sd[:, None] + effect
     stopped, covered = np.zeros(trials, int), np.ones(trials, bool)
     sign = np.zeros(trials)
