@@ -5,9 +5,9 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import linregress
 
 from coupledqk.cli import main
 from coupledqk.costs import count_parameters
@@ -25,6 +25,7 @@ from coupledqk.lab.summary import cost_summary
 from coupledqk.outcome import Ladder, LadderSpec, Rung
 from coupledqk.outcome_file import read
 from coupledqk.report.ladder import ladder_panel
+from coupledqk.statistics import welch
 from test_lab_report import make_outcome
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
 from test_runner import Pretend, Watch
@@ -92,29 +93,48 @@ def test_optional_rungs_are_trained_only_if_they_are_named(tmp_path):
 
 
 def test_the_slope_agrees_with_least_squares():
-    points = [(5.0, -0.02), (5.0, -0.03), (6.0, -0.01), (6.0, 0.0), (7.0, 0.01), (7.0, 0.03)]
-    slope = slope_of(points)
+    rungs = [(5.0, [-0.02, -0.03]), (6.0, [-0.01, 0.0, 0.01]), (7.0, [0.01, 0.03])]
+    slope = slope_of(rungs)
     assert slope is not None
-    reference = linregress(*zip(*points, strict=True))
-    assert slope.value == pytest.approx(reference.slope)
-    assert slope.standard_error == pytest.approx(reference.stderr)
-    assert slope.p() == pytest.approx(reference.pvalue)
-    assert slope_of(points[:2]) is None
+    xs, ys = zip(*((x, y) for x, effects in rungs for y in effects), strict=True)
+    assert slope.value == pytest.approx(np.polyfit(xs, ys, 1)[0])
+    assert slope_of([*rungs, (8.0, [9.0])]) == slope  # a single pair has no variance
+    assert slope_of(rungs[:1]) is None
+
+
+def test_the_slope_of_two_rungs_is_welchs_difference():
+    small, large = [-0.02, -0.03, -0.01], [0.01, 0.04]
+    slope, difference = slope_of([(5.0, small), (7.0, large)]), welch(large, small)
+    assert slope is not None
+    assert slope.value == pytest.approx(difference.value / 2)
+    assert slope.standard_error == pytest.approx(difference.standard_error / 2)
+    assert slope.df == pytest.approx(difference.df)
+
+
+def test_the_interval_of_the_slope_has_its_coverage_if_the_largest_models_are_the_noisiest():
+    random, trials, covered = np.random.default_rng(0), 2_000, 0
+    for _ in range(trials):
+        rungs = [(x, random.normal(0, sd, n).tolist()) for x, sd, n in ((5.0, 1, 8), (5.6, 1, 8), (6.2, 2, 3))]
+        slope = slope_of(rungs)
+        assert slope is not None
+        low, high = slope.interval()
+        covered += low <= 0 <= high
+    assert covered / trials == pytest.approx(0.936, abs=0.015)
 
 
 def test_rungs_pair_seeds_and_leave_out_diverged_runs():
     samples = {
         "standard, S": {0: 100.0, 1: 100.0},
         "coupled, S": {0: 98.0, 1: 96.0, 2: 1.0},
-        "standard, M": {0: 50.0, 1: 50.0},
-        "coupled, M": {0: 49.5, 1: math.nan},
-        "standard, L": {0: 20.0},
+        "standard, M": {0: 50.0, 1: 50.0, 2: 50.0},
+        "coupled, M": {0: 49.0, 1: math.nan, 2: 50.0},
+        "standard, L": {0: 20.0, 1: 20.0},
+        "coupled, L": {1: 20.0},
     }
     found = fit_ladder(SPEC, samples, {"standard, S": 1_000, "standard, M": 10_000, "standard, L": 100_000})
-    assert [(rung.size, rung.n) for rung in found.rungs] == [("S", 2), ("M", 1)]
-    assert [rung.effect for rung in found.rungs] == pytest.approx([-0.03, -0.01])
-    assert found.rungs[0].interval is not None
-    assert found.rungs[1].interval is None
+    assert [(rung.size, rung.n) for rung in found.rungs] == [("S", 2), ("M", 2), ("L", 1)]
+    assert [rung.effect for rung in found.rungs] == pytest.approx([-0.03, -0.01, 0.0])
+    assert [rung.interval is None for rung in found.rungs] == [False, False, True]
     assert found.slope == pytest.approx(0.02)
 
 

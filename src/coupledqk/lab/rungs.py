@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, variance
 
 from ..outcome import Ladder, LadderSpec, Rung
 from ..statistics import Estimate, UntestableError, paired, relative_differences
@@ -11,8 +11,8 @@ from ..statistics import Estimate, UntestableError, paired, relative_differences
 def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], parameters: Mapping[str, int]) -> Ladder:
     """The effect at each size, and the slope of the effect against the logarithm of the size.
 
-    Effects are relative differences of pairs of runs with the same seed. The slope is an ordinary least-squares fit to all
-    pairs, in effect per tenfold size.
+    Effects are relative differences of pairs of runs with the same seed. The slope is a least-squares fit to all pairs, in
+    effect per tenfold size.
     """
     rungs, points = [], []
     for size in spec.sizes:
@@ -25,7 +25,7 @@ def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], par
             effects = relative_differences([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         except UntestableError:  # an accuracy of 0
             continue
-        points += [(math.log10(count), effect) for effect in effects]
+        points.append((math.log10(count), effects))
         rungs.append(Rung(size, count, fmean(effects), _interval(effects), len(effects)))
     slope = slope_of(points)
     if slope is None:
@@ -40,13 +40,24 @@ def _interval(effects: Sequence[float]) -> tuple[float, float] | None:
         return None
 
 
-def slope_of(points: Sequence[tuple[float, float]]) -> Estimate | None:
-    """The least-squares slope of a straight line through points (x, y); None if it cannot be tested."""
-    if len({x for x, _ in points}) < 2 or len(points) < 3:
+def slope_of(rungs: Sequence[tuple[float, Sequence[float]]]) -> Estimate | None:
+    """The least-squares slope of a straight line through all effects y, given as (x, several y); None if it cannot be tested.
+
+    The noise may differ between rungs, as it does between small and large models: the standard error is computed from the
+    variance of each rung, with Satterthwaite's degrees of freedom. For two rungs this is Welch's t. Rungs with a single effect,
+    whose variance is unknown, are not used.
+    """
+    rungs = [(x, effects) for x, effects in rungs if len(effects) > 1]
+    if len({x for x, _ in rungs}) < 2:
         return None
-    mean_x, mean_y = (fmean(column) for column in zip(*points, strict=True))
-    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    residuals = math.fsum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
-    df = len(points) - 2
-    return Estimate(slope, math.sqrt(residuals / df / spread), df) if residuals > 0 else None
+    mean_x = fmean(x for x, effects in rungs for _ in effects)
+    spread = math.fsum(len(effects) * (x - mean_x) ** 2 for x, effects in rungs)
+    slope, parts = 0.0, []
+    for x, effects in rungs:
+        weight = len(effects) * (x - mean_x) / spread
+        slope += weight * fmean(effects)
+        parts.append((weight**2 * variance(effects) / len(effects), len(effects) - 1))
+    total = math.fsum(part for part, _ in parts)
+    if total == 0:
+        return None
+    return Estimate(slope, math.sqrt(total), total**2 / math.fsum(part**2 / df for part, df in parts))
