@@ -15,7 +15,6 @@ from coupledqk import CoupledQKError
 from coupledqk.baselines import (
     Baseline,
     PositionLoss,
-    beaten,
     context_gain,
     objection,
     read_baselines,
@@ -158,16 +157,6 @@ BASELINES = [
     Baseline(3, 60.0, 2.5, 10),
     Baseline(5, 50, 2.4, 10),
 ]
-
-
-def test_the_best_baseline_that_a_model_beats_is_found():
-    assert [beaten(bits, BASELINES) for bits in (4.1, 3.5, 3.0, 2.45, 2.0)] == [
-        None,
-        BASELINES[0],
-        BASELINES[0],
-        BASELINES[2],
-        BASELINES[3],
-    ]
 
 
 def test_a_model_no_better_than_bigrams_allows_no_conclusion():

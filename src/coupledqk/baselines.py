@@ -52,17 +52,6 @@ def read_position_losses(result: Mapping[str, Any]) -> tuple[PositionLoss, ...]:
     return decode(tuple[PositionLoss, ...], result.get("position_loss", ()), "position_loss")
 
 
-def beaten(bits_per_byte: float, baselines: Sequence[Baseline]) -> Baseline | None:
-    """The baseline of the highest order such that the model is better than it and all lower orders; None if the model is not
-    better than the unigram model."""
-    best = None
-    for baseline in sorted(baselines, key=lambda baseline: baseline.order):
-        if bits_per_byte >= baseline.bits_per_byte:
-            break
-        best = baseline
-    return best
-
-
 def objection(bits_per_byte: float, baselines: Sequence[Baseline]) -> str | None:
     """The reason why a model allows no conclusion about attention; None if it is better than the bigram model or if there
     are no baselines."""

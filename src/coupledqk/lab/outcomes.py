@@ -16,7 +16,7 @@ from ..measure import PERPLEXITY, TOKENS_TO_REACH, Measure
 from ..outcome import CellRecord, Change, Ladder, Origin, Outcome, Row
 from ..run_folder import RunFolder
 from ..schema import flat, to_dict
-from ..statistics import UntestableError, paired, relative_differences
+from ..statistics import UntestableError, mean_of, relative_differences
 from .cells import REACHED, Cell, Plan, base_config, failure, status
 from .experiment import Scale
 from .rungs import fit_ladder
@@ -179,7 +179,7 @@ def _change(row: Row, baseline: Row) -> Change | None:
     ours, theirs = ([of.seeds[seed] for seed in shared] for of in (row, baseline))
     try:
         differences = relative_differences(ours, theirs)
-        estimate = paired(differences, [0.0] * len(differences))
+        estimate = mean_of(differences)
     except UntestableError:
         return None
     return Change(baseline.label, estimate.value, estimate.interval(), len(shared))

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from ..errors import CoupledQKError
 from ..outcome import Outcome
-from ..statistics import SHARED, Estimate, Prior, UntestableError, estimate_prior, paired, relative_differences
+from ..statistics import SHARED, Estimate, Prior, UntestableError, estimate_prior, mean_of, relative_differences
 
 MOST_DF = 4.0
 """Maximum degrees of freedom of the prior. The outcomes cover few texts and run lengths, between which variances differ by
@@ -68,7 +68,7 @@ def contrasts(outcome: Outcome) -> Iterator[Contrast]:
         seeds = [seed for seed in ours if math.isfinite(ours[seed] + theirs.get(seed, math.nan))]
         try:
             differences = relative_differences([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-            estimate = paired(differences, [0.0] * len(differences))
+            estimate = mean_of(differences)
         except UntestableError:
             continue
         pairs = ((cells[label, seed].identity, cells[baseline, seed].identity) for seed in seeds)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 
 from ..outcome import Ladder, LadderSpec, Rung
-from ..statistics import Estimate, UntestableError, paired, relative_differences
+from ..statistics import Estimate, UntestableError, interval_of_mean, relative_differences
 
 
 def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], parameters: Mapping[str, int]) -> Ladder:
@@ -26,18 +26,11 @@ def fit_ladder(spec: LadderSpec, samples: Mapping[str, Mapping[int, float]], par
         except UntestableError:  # an accuracy of 0
             continue
         points.append((math.log10(count), effects))
-        rungs.append(Rung(size, count, fmean(effects), _interval(effects), len(effects)))
+        rungs.append(Rung(size, count, fmean(effects), interval_of_mean(effects), len(effects)))
     slope = slope_of(points)
     if slope is None:
         return Ladder(spec.name, tuple(rungs), spec=spec)
     return Ladder(spec.name, tuple(rungs), slope.value, slope.interval(), spec)
-
-
-def _interval(effects: Sequence[float]) -> tuple[float, float] | None:
-    try:
-        return paired(effects, [0.0] * len(effects)).interval()
-    except UntestableError:
-        return None
 
 
 def slope_of(rungs: Sequence[tuple[float, Sequence[float]]]) -> Estimate | None:

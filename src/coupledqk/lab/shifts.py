@@ -6,7 +6,7 @@ from statistics import fmean
 
 from ..outcome import Shift
 from ..run_folder import RunFolder
-from ..statistics import UntestableError, paired
+from ..statistics import interval_of_mean
 from .cells import Plan
 from .experiment import RATES, Property, Scale
 from .profiles import attention_profile
@@ -48,19 +48,12 @@ def _shift(
         baseline=fmean(baseline[seed] for seed in shared),
         variant=fmean(variant[seed] for seed in shared),
         effect=fmean(differences),
-        interval=_interval(differences),
+        interval=interval_of_mean(differences),
         n=len(differences),
         null_effect=fmean(null_differences) if null_differences else None,
-        null_interval=_interval(null_differences),
+        null_interval=interval_of_mean(null_differences),
         unreached=(sum(map(math.isinf, variant.values())), sum(map(math.isinf, baseline.values()))),
     )
-
-
-def _interval(differences: list[float]) -> tuple[float, float] | None:
-    try:
-        return paired(differences, [0.0] * len(differences)).interval()
-    except UntestableError:
-        return None
 
 
 def _finished(plan: Plan, label: str) -> dict[int, RunFolder]:

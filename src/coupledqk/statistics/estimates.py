@@ -115,15 +115,30 @@ def _margin_in_errors(df: float, level: float, power: float) -> float:
     return float(root_scalar(too_much, bracket=(0, bounds.max() + 10)).root)
 
 
+def mean_of(differences: Sequence[float]) -> Estimate:
+    """Mean of independent differences, such as those of pairs of runs with the same seed."""
+    _check(differences, least=2)
+    spread = _std(differences)
+    _check_spread(spread, *differences)
+    return Estimate(fmean(differences), spread / math.sqrt(len(differences)), len(differences) - 1)
+
+
+def interval_of_mean(differences: Sequence[float]) -> tuple[float, float] | None:
+    """95% interval of the mean of independent differences; None if there are too few or if they do not vary."""
+    try:
+        return mean_of(differences).interval()
+    except UntestableError:
+        return None
+
+
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Mean of the differences ours − theirs, paired by seed. Effects of the initial weights and the data order that are common
     to both cancel."""
     for values in (ours, theirs):
         _check(values, least=2)
     differences = _differences(ours, theirs)
-    spread = _std(differences)
-    _check_spread(spread, *ours, *theirs)
-    return Estimate(fmean(differences), spread / math.sqrt(len(differences)), len(differences) - 1)
+    _check_spread(_std(differences), *ours, *theirs)
+    return mean_of(differences)
 
 
 def welch(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
