@@ -86,3 +86,12 @@ def test_the_common_part_of_two_labels_is_named_once(variant: str, baseline: str
     chart = claims_chart([outcome, replace(outcome, experiment="other")])
     assert chart is not None
     assert f">ablation: {expected}</text>" in chart
+
+
+def test_claims_that_differ_only_at_their_end_have_different_labels() -> None:
+    text = "coupled queries and keys lead to a lower perplexity than standard ones against "
+    claims = [replace(LOWER, text=f"{text}{name}", baseline=name) for name in ("standard", "gqa")]
+    claims[1] = replace(claims[1], primary=False)
+    chart = claims_chart([make_outcome(MEANS, claims=claims)])
+    assert chart is not None
+    assert all(f">hamiltonian against {name}</text>" in chart for name in ("standard", "gqa"))

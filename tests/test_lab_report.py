@@ -436,6 +436,17 @@ def test_figures_are_written_as_svg_and_pdf_and_shown_in_markdown(tmp_path: Path
     assert [(tmp_path / "docs" / path).resolve() for path in shown] == [p for p in written if p.suffix == ".svg"]
 
 
+def test_charts_of_two_outcomes_with_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CoupledQKError, match=r"two outcomes are named ablation-mini.*--merge"):
+        write_figures([make_outcome(), make_outcome()], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_charts_of_an_outcome_whose_name_contains_a_path_stay_in_the_folder(tmp_path: Path) -> None:
+    written = write_figures([dataclasses.replace(make_outcome(), experiment="../../other")], tmp_path / "a" / "b")
+    assert {path.resolve().parent for path in written} == {tmp_path / "a" / "b"}
+
+
 # --- the command ------------------------------------------------------------------------------------------------------------
 
 

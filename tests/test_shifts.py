@@ -90,7 +90,16 @@ def test_runs_that_did_not_reach_the_target_are_counted_and_in_no_mean():
     assert shift is not None
     assert (shift.variant, shift.baseline, shift.n, shift.unreached) == (9.0, 5.0, 1, (1, 1))
     (row,) = shifts_table([replace(make_outcome(), shifts=(shift,))]).rows
-    assert row[-1] == "1 (1 coupled, 1 standard did not reach it)"
+    assert row[-1] == "1 (1 variant, 1 baseline did not reach it)"
+
+
+def test_the_rows_of_several_experiments_name_their_experiment():
+    shift = _shift("rank", "", {0: 2.0, 1: 4.0}, {0: 1.0, 1: 2.0}, {0: 1.5, 1: 1.5})
+    assert shift is not None
+    one = replace(make_outcome(), shifts=(shift,))
+    table = shifts_table([one, make_outcome(), replace(one, experiment="mine")])
+    assert [row[-1] for row in table.rows] == ["ablation-mini", "mine-mini"]
+    assert "experiment" not in shifts_table([one, make_outcome()]).head
 
 
 def test_an_experiment_measures_its_shifts_once_and_every_report_shows_them(mine: Path, tmp_path: Path):  # noqa: F811

@@ -58,7 +58,7 @@ def claims_chart(outcomes: Sequence[Outcome]) -> str | None:
     names = [outcome.name if len(scales) > 1 else outcome.experiment for outcome in outcomes]
     rows = [
         _Tested(
-            f"{name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else verdict.claim.text,
+            f"{name}: {_contrast(verdict.claim)}" if len(outcomes) > 1 else _short(verdict.claim),
             verdict,
             found,
             finding(outcome, verdict),
@@ -96,6 +96,11 @@ def _axis(rows: Sequence[_Tested]) -> Axis:
     ends = [end for row in rows for end in row.ends]
     limit = max(map(abs, effects)) + WIDEST * median_low(high - low for low, high in (row.ends for row in rows))
     return Axis.over([0.0, *effects, *(min(max(end, -limit), limit) for end in ends)], MARGIN, WIDTH - MARGIN)
+
+
+def _short(claim: Claim) -> str:
+    """The claim in words, or its contrast if the words would be cut off: claims of one experiment often differ at their end."""
+    return claim.text if len(claim.text) <= LONGEST_TEXT else _contrast(claim)
 
 
 def _contrast(claim: Claim) -> str:

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import CoupledQKError
 from ..files import atomic_path, write_atomic
 from ..outcome import Outcome
 from .claims_chart import claims_chart
@@ -15,11 +16,18 @@ CLAIMS = "claims"
 
 
 def figure_name(outcome: Outcome, panel: Panel) -> str:
-    return f"{outcome.name}-{panel.name}"
+    """The name of a chart's file without its ending. It contains no folder, whatever an outcome file contains."""
+    return f"{Path(outcome.name).name}-{panel.name}"
 
 
 def write_figures(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     """Writes the chart of claims and every chart of an experiment, named by experiment and kind, and returns the paths."""
+    names = [Path(outcome.name).name for outcome in outcomes]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise CoupledQKError(
+            f"--figures {folder}: two outcomes are named {repeated[0]}, so their charts would be the same files: merge them "
+            "with --merge, or report on one at a time"
+        )
     can_print = importlib.util.find_spec("matplotlib") is not None
     written = []
     if claims := claims_chart(outcomes):
