@@ -110,7 +110,7 @@ def test_a_large_corpus_is_sampled_at_random(monkeypatch):
         ([], {}, "0 documents of 1024 bytes or more: coherence needs 10"),
         (["short"] * 50, {}, "0 documents of 1024 bytes or more"),
         (corpus(10)[:9], {}, "9 documents of 1024 bytes or more"),
-        (corpus(10), {}, r"bytes beside the documents held out: coherence needs 1000000; use more text"),
+        (corpus(10), {}, r"bytes beside the documents held out: coherence needs 1,000,000; use more text"),
         ("one text", {}, "documents='one text': expected several"),
         (corpus(10), {"n_documents": 3}, "n_documents=3: expected at least 10"),
         (corpus(10), {"context_bytes": 0}, "context_bytes=0: expected 1 up to"),

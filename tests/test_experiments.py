@@ -269,6 +269,8 @@ def test_the_base_configuration_is_shared_by_all_cells():
         ),
         (SMALL + SHIFTS.format('"lr_sensitivity"'), "there is no row 'euler, lr doubled'"),
         (SMALL + SHIFTS.format('"steps_to_recall"'), "steps_to_recall needs a task that measures accuracy"),
+        (SMALL + "settings = { seed = 3 }", r"setting seed=3: expected no seed among the settings; list it in seeds"),
+        (SMALL + LADDER.replace(", {size}", ""), r"ladders=\[.*\]: expected labels that contain \{size\}"),
         (SMALL + 2 * LADDER, r"ladders.name=\['here', 'here'\]: expected a different name for each ladder"),
     ],
 )

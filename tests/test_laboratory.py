@@ -81,6 +81,13 @@ def test_a_users_file_runs_from_python_and_from_the_command_line(mine, capsys):
     assert outcome.command == "coupledqk reproduce mine.toml --scale mini"
 
 
+def test_folders_can_be_given_as_text_in_python(mine):
+    outcome = run_experiment(mine, out="lab", jobs=1, progress=False)
+    again = run_experiment(str(mine), out="other", data_dir="data", reuse=["lab"], jobs=1, progress=False)
+    assert [row.seeds for row in again.rows] == [row.seeds for row in outcome.rows]
+    assert not Path("other/runs").exists()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -270,8 +270,9 @@ def _too_short(text: Text, timing: Timing, minutes: float, n_seeds: int, chosen:
     could = f", which have 80% power to detect {100 * chosen.detectable:.1f}%" if chosen.pairs > 1 else ""
     expected = f"{n_seeds} pairs, one per seed" if n_seeds else f"{least} pairs, to detect {100 * LARGEST_EFFECT:g}%"
     needed = math.ceil(timing.minutes(text, LENGTHS[0], least))
+    pairs = f"{chosen.pairs} pair{'s' * (chosen.pairs != 1)}"
     return (
-        f"--minutes {minutes:g} allows {chosen.pairs} pairs of runs on this machine{could}; expected at least {expected}: "
+        f"--minutes {minutes:g} allows {pairs} of runs on this machine{could}; expected at least {expected}: "
         f"give --minutes {needed}"
     )
 

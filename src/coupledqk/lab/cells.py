@@ -201,6 +201,10 @@ def fill(template: str, names: Mapping[str, str], where: str) -> str:
 def _cell(
     scale: Scale, label: str, variant: str, settings: dict[str, Any], seed: int, runs: Path, data_dir: Path | None
 ) -> Cell:
+    if "seed" in (given := scale.settings | settings):
+        raise CoupledQKError(
+            f"setting seed={given['seed']!r}: expected no seed among the settings; list it in seeds instead"
+        )
     needed = None
     if scale.needs is not None:
         source = scale.needs.variant or variant

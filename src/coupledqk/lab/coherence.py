@@ -127,8 +127,7 @@ def _context(parts: Sequence[bytes], left_out: set[int], first: int, size: int) 
     others = b"\n".join(parts[number] for number in order if number not in left_out)
     if len(others) < size:
         raise CoupledQKError(
-            f"the corpus has {len(others)} bytes beside the documents held out: coherence needs {size}; "
-            "use more text or a smaller context_bytes"
+            f"the corpus has {len(others):,} bytes beside the documents held out: coherence needs {size:,}; use more text"
         )
     return others[:size]
 

@@ -121,6 +121,9 @@ class Scale:
             require(0 < len(seeds) == len(set(seeds)), name, list(seeds), "a list of distinct numbers")
         ladders = [ladder.name for ladder in self.ladders]
         require(len(ladders) == len(set(ladders)), "ladders.name", ladders, "a different name for each ladder")
+        for ladder in self.ladders:
+            labels = [ladder.variant, ladder.baseline]
+            require(all("{size}" in label for label in labels), "ladders", labels, "labels that contain {size}")
         check_primary(self.claims)
 
 

@@ -27,9 +27,9 @@ def run_experiment(
     *,
     seeds: Sequence[int] = (),
     rows: Sequence[str] = (),
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     compiled: bool = False,
-    reuse: Sequence[Path] = (),
+    reuse: Sequence[str | Path] = (),
     jobs: int | None = None,
     machines: Machines = LOCAL,
     progress: bool = True,
@@ -47,8 +47,9 @@ def run_experiment(
         experiment = load(str(experiment))
     if not experiment.scales:
         raise CoupledQKError(f"{experiment.name} trains nothing: run it with `coupledqk reproduce {experiment.name}`")
-    plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data_dir, rows, compiled)
-    (plan,) = with_reused([plan], reuse)
+    data = None if data_dir is None else Path(data_dir)
+    plan = make_plan(experiment, scale or next(iter(experiment.scales)), Path(out), seeds, data, rows, compiled)
+    (plan,) = with_reused([plan], [Path(path) for path in reuse])
     run_plans([plan], jobs, GridProgress() if progress else Silent(), stop, machines=machines)
     return read(plan.outcome)
 

@@ -111,8 +111,10 @@ def failure_summary(queue: Queue) -> str:
         f"  {queue.cells[name].label} seed {queue.cells[name].seed}: {why}" for name, why in queue.troubles.items()
     ]
     left = len(lines) + (0 if queue.complete else len(queue.waiting))
-    if queue.stopped or queue.failed:
+    if queue.stopped:
         lines.append("Run the same command again to resume.")
+    elif queue.failed:
+        lines.append("Once the cause is gone, run the same command again.")
     if queue.diverged:
         lines.append("Runs that diverged are not trained again; to do so, delete their folders.")
     return "\n".join([f"{left} of {len(queue.cells)} runs are not finished:", *lines])
