@@ -333,7 +333,7 @@ def test_rows_of_the_hub_are_documents(hub):
 
 @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103", "openwebtext", "pubmed"])
 def test_without_a_network_the_local_alternative_is_named(hub, name):
-    with pytest.raises(CoupledQKError, match=r"\(no route to host\): .* local copy with --data-dir$"):
+    with pytest.raises(CoupledQKError, match=r"\(no route to host\): .* local copy, as --corpus or with --data-dir$"):
         documents(name)
 
 

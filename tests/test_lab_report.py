@@ -18,7 +18,7 @@ from coupledqk.lab.outcomes import with_changes
 from coupledqk.lab.verdicts import judge_all
 from coupledqk.measure import ACCURACY, PERPLEXITY
 from coupledqk.outcome import CellRecord, Claim, Origin, Outcome, Published, Row
-from coupledqk.outcome_file import read, read_all, to_json, write
+from coupledqk.outcome_file import outcomes_at, read, read_all, to_json, write
 from coupledqk.recipes import recipe
 from coupledqk.report.curves import panels
 from coupledqk.report.figures import write_figures
@@ -202,6 +202,12 @@ def test_a_truncated_or_missing_file_is_reported_and_unrelated_files_are_ignored
         read_all(tmp_path)
     with pytest.raises(CoupledQKError, match=r"nowhere.json: no such file"):
         read(tmp_path / "nowhere.json")
+
+
+def test_a_file_that_is_no_outcome_is_not_called_damaged(tmp_path: Path):
+    (tmp_path / "README.md").write_text("# A text\n")
+    with pytest.raises(CoupledQKError, match=r"README\.md: expected an outcome file, which ends in \.json"):
+        outcomes_at(tmp_path / "README.md")
 
 
 def test_a_row_is_compared_with_the_primary_claims_baseline_on_its_own_task() -> None:

@@ -72,6 +72,10 @@ def outcomes_at(path: Path) -> list[Outcome]:
     """The outcome in a file, or all outcomes in a folder; there are none in a folder of runs."""
     if not path.exists():
         raise CoupledQKError(f"{path}: no such file or folder; `coupledqk reproduce` and `coupledqk train` write them")
+    if path.is_file() and path.suffix != ".json":
+        raise CoupledQKError(
+            f"{path}: expected an outcome file, which ends in .json, a folder of outcome files, or run folders"
+        )
     return read_all(path) if path.is_dir() else [read(path)]
 
 

@@ -43,8 +43,8 @@ class HubCorpus:
         except Exception as error:  # the network, the hub and its client raise various exceptions
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CoupledQKError(
-                f"could not read {self.repository} from the Hugging Face hub ({reason}): without a network name a local copy "
-                "with --data-dir"
+                f"could not read {self.repository} from the Hugging Face hub ({reason}): without a network, give a "
+                "folder with a local copy, as --corpus or with --data-dir"
             ) from error
 
 
