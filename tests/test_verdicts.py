@@ -241,6 +241,12 @@ def test_one_seed_is_reported_and_does_not_raise() -> None:
     assert verdict.sentence == "1 seed: a test needs two."
 
 
+def test_a_claim_without_common_runs_says_which_are_missing() -> None:
+    verdict = judge(claim(), {"standard": {0: 24.0}})
+    assert (verdict.finding, verdict.evidence) == (OPEN, None)
+    assert verdict.sentence == "no finished runs to compare; coupled has no run with seed 0."
+
+
 def test_missing_runs_are_excluded_on_both_sides_and_reported() -> None:
     whole = against_standard(-0.05, 0.002, n=5)
     some = {label: dict(runs) for label, runs in whole.items()}

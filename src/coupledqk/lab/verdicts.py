@@ -199,6 +199,8 @@ def _contrast(claim: Claim, samples: Samples, better: Better) -> _Contrast:
     worse = 1 if better == "lower" else -1
     variant, baseline, *elsewhere = values
     n = (len(variant), len(baseline))
+    if not all(values):
+        return _Contrast(claim, None, n, failures, worse, notes, "no finished runs to compare")
     try:
         if elsewhere:
             ours, theirs = relative_differences(variant, baseline), relative_differences(*elsewhere)
