@@ -253,7 +253,7 @@ def test_the_base_configuration_is_shared_by_all_cells():
         (SMALL + CLAIM.replace("true", "false"), "one primary claim"),
         (SMALL + '[published]\neuler = { mean = "low" }', "published.euler.mean='low': expected float"),
         (SMALL.replace("title", "tilte"), "small.toml: title is missing"),
-        (SMALL.replace('["standard", "euler"]', "[]"), r"\[mini\] variant=\[\]: expected at least one name"),
+        (SMALL.replace('["standard", "euler"]', "[]"), r"\[mini\] grid\[0\]: variant=\[\]: expected at least one name"),
         (SMALL + "axes = 3", r"grid\[0\].axes=3: expected a table"),
         (SMALL + "axes.lr = 3", r"grid\[0\].axes.lr=3: expected a table"),
         (SMALL.partition("[mini]")[0] + "mini = 3", "small.toml: mini=3: expected a table"),

@@ -420,8 +420,8 @@ def test_claims_can_be_read_from_toml_and_converted_back() -> None:
     ("fields", "message"),
     [
         ({"kind": "smaller"}, "unknown kind 'smaller'"),
-        ({"kind": "lower", "paper_effect": 0.066}, "expected an effect that is lower"),
-        ({"kind": "less_variable", "paper_effect": 7.75}, "expected an effect that is less_variable"),
+        ({"kind": "lower", "paper_effect": 0.066}, "expected a negative number for 'lower'"),
+        ({"kind": "less_variable", "paper_effect": 7.75}, "expected a negative number for 'less_variable'"),
         ({"kind": "equal", "margin": 0.0}, "margin=0.0: expected a share"),
         ({"kind": "interaction", "paper_effect": -0.1}, "elsewhere=None: expected 2 labels"),
         ({"kind": "lower", "elsewhere": ("a", "b")}, "expected 0 labels"),

@@ -106,7 +106,8 @@ class Claim:
         require(self.margin > 0, "margin", self.margin, "a share of the baseline's mean above 0, such as 0.01")
         sign = math.copysign(1, self.paper_effect) if self.paper_effect else None
         if self.kind not in ("equal", "interaction"):
-            require(sign in (None, self.side), "paper_effect", self.paper_effect, f"an effect that is {self.kind}")
+            expected = "a positive number" if self.side > 0 else "a negative number"
+            require(sign in (None, self.side), "paper_effect", self.paper_effect, f"{expected} for {self.kind!r}")
 
     @property
     def side(self) -> int:

@@ -171,7 +171,12 @@ def from_dict(kind: type[Record], data: Any, where: str = "", null_is_nan: bool 
         if f.name not in data and f.default is f.default_factory is dataclasses.MISSING:
             raise CoupledQKError(f"{where}{f.name} is missing")
     given = {key: decode(hints[key], value, f"{where}{key}", null_is_nan) for key, value in data.items()}
-    return kind(**_absent(kind, data), **given)
+    try:
+        return kind(**_absent(kind, data), **given)
+    except CoupledQKError as error:
+        if not where.endswith("]."):
+            raise
+        raise CoupledQKError(f"{where.removesuffix('.')}: {error}") from None  # which item of the list
 
 
 def _absent(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
