@@ -387,6 +387,11 @@ def test_the_recorded_command_makes_the_same_comparison(variants, seeds, command
     assert Comparison(NOVEL, choice, variants, seeds or (0, 1), not seeds, 30, 1, Path("out")).command == command
 
 
+def test_a_misspelled_variant_is_reported_before_the_text_is_read(tmp_path: Path) -> None:
+    with pytest.raises(CoupledQKError, match="unknown variant 'eulr': did you mean 'euler'"):
+        compare.compare(str(tmp_path / "nowhere"), variants=["standard", "eulr"], out=tmp_path)
+
+
 @pytest.mark.parametrize("variants", [(), ("standard",), ("standard", "euler", "euler")])
 def test_a_comparison_needs_two_different_variants(variants) -> None:
     with pytest.raises(CoupledQKError, match="expected a baseline and at least one other, each once"):

@@ -20,6 +20,7 @@ from ..provenance import available_cores
 from ..sealed import read_sealed_json, write_json
 from ..statistics import LEVEL, SequentialTest, compare_prior, power, scipy_special
 from ..terminal import tokenizing
+from ..variants import variant
 from .answer import answer
 from .budget import FEWEST_PAIRS, RECIPE, Choice, Text, choose, detectable_effect, open_text, settings_of
 from .cells import Plan, failure, make_plan
@@ -102,6 +103,8 @@ class Comparison:
             raise CoupledQKError(
                 f"variants {', '.join(variants)}: expected a baseline and at least one other, each once"
             )
+        for name in variants:
+            variant(name)  # raises now, rather than after tokenizing, if there is no such variant
         began = time.monotonic()
         if not 0 < minutes < math.inf:
             raise CoupledQKError(f"--minutes {minutes:g}: expected a time above 0")
