@@ -182,7 +182,7 @@ def test_a_toy_ladder_runs_end_to_end(mine, capsys):  # noqa: F811
     bars = re.findall(r'<path class="bars" style="--colour:var\(--colour-(\d)\)" d="(.*?)"', chart)
     assert [(colour, d.count("V")) for colour, d in bars] == [("0", 3), ("1", 3)], "an interval for each rung"
     assert "slope per tenfold size" in page
-    assert re.search(r"[+−][\d.]+ points to [+−][\d.]+ points", page)
+    assert re.search(r"[+−][\d.]+ to [+−][\d.]+ points", page)
 
 
 def test_rungs_trained_at_different_times_are_merged_into_one_ladder(mine):  # noqa: F811

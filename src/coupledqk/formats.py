@@ -36,7 +36,8 @@ def detectable(claim: Claim, evidence: Evidence) -> str:
 
 
 def interval(ends: Sequence[float], show: Callable[[float], str] = percent) -> str:
-    return " to ".join(map(show, ends))
+    low, high = map(show, ends)
+    return f"{low.removesuffix(' points')} to {high}"
 
 
 def p_value(p: float) -> str:
