@@ -289,8 +289,8 @@ def _measured(claim: Claim, evidence: Evidence) -> str:
     if claim.kind == "less_variable":
         what = f"The standard deviation of {claim.variant} is {size} that of {claim.baseline}"
     elif claim.elsewhere:
-        there = "{} on {}".format(*claim.elsewhere)
-        what = f"The effect of {claim.variant} on {claim.baseline} minus that of {there} is {size}"
+        there = "{} against {}".format(*claim.elsewhere)
+        what = f"The effect of {claim.variant} against {claim.baseline} minus that of {there} is {size}"
     else:
         what = f"{claim.variant} is {size} against {claim.baseline}"
     return f"{what} ({uncertainty(claim, evidence)})"
