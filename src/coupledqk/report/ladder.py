@@ -46,7 +46,7 @@ def ladder_panel(outcome: Outcome) -> Panel | None:
         ends = [rung.interval or (rung.effect, rung.effect) for rung in ladder.rungs]
         band = [(100 * low, 100 * high) for low, high in ends]
         series.append(Series(ladder.name, points, band, look, bars=True))
-        if ladder.slope is not None:
+        if ladder.slope is not None and len(ladder.rungs) > 2:  # through two rungs it is the line that connects them
             same_colour = look + len(COLOURS)
             series.append(Series(f"{ladder.name}, fitted", _line(ladder, ladder.slope), look=same_colour))
     if not series:
@@ -56,9 +56,10 @@ def ladder_panel(outcome: Outcome) -> Panel | None:
 
 
 def _line(ladder: Ladder, slope: float) -> list[tuple[float, float]]:
-    """The two end points of the fitted line. A least-squares line passes through the mean of all pairs."""
-    pairs = sum(rung.n for rung in ladder.rungs)
-    x = sum(rung.n * math.log10(rung.parameters) for rung in ladder.rungs) / pairs
-    y = sum(rung.n * rung.effect for rung in ladder.rungs) / pairs
+    """The two end points of the fitted line. A least-squares line passes through the mean of the pairs that it is fitted to."""
+    rungs = [rung for rung in ladder.rungs if rung.n > 1]
+    pairs = sum(rung.n for rung in rungs)
+    x = sum(rung.n * math.log10(rung.parameters) for rung in rungs) / pairs
+    y = sum(rung.n * rung.effect for rung in rungs) / pairs
     ends = (ladder.rungs[0].parameters, ladder.rungs[-1].parameters)
     return [(float(end), 100 * (y + slope * (math.log10(end) - x))) for end in ends]
