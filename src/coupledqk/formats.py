@@ -36,6 +36,7 @@ def detectable(claim: Claim, evidence: Evidence) -> str:
 
 
 def interval(ends: Sequence[float], show: Callable[[float], str] = percent) -> str:
+    """Both ends of an interval: −2.40% to −1.00%, or −2.84 to −0.23 points."""
     low, high = map(show, ends)
     return f"{low.removesuffix(' points')} to {high}"
 

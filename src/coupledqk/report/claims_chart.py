@@ -110,7 +110,7 @@ def _contrast(claim: Claim) -> str:
 
 
 def _pair(variant: str, baseline: str) -> str:
-    """Two labels, with their common last words stated once: "lora + coupling against lora, on QNLI"."""
+    """Two labels, with the ending that they share stated once: "lora + coupling against lora, on QNLI"."""
     ours, theirs, common = variant.split(), baseline.split(), []
     while len(ours) > 1 and len(theirs) > 1 and ours[-1] == theirs[-1]:
         common.insert(0, ours.pop())
