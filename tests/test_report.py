@@ -18,6 +18,7 @@ from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
 from coupledqk.report.axis import Axis
 from coupledqk.report.chart import Series, line_chart
+from coupledqk.report.documents import write_document
 from coupledqk.report.runs_page import Sample, write_page
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import to_toml
@@ -409,3 +410,21 @@ def test_a_run_with_empty_metrics_and_a_missing_folder_are_refused(tmp_path: Pat
         write_page([run], tmp_path / "report.html", "Page")
     with pytest.raises(CoupledQKError, match="no such run folder"):
         write_page([tmp_path / "nowhere"], tmp_path / "report.html", "Page")
+
+
+def test_a_report_on_a_folder_leaves_out_the_runs_that_have_logged_nothing(tmp_path: Path) -> None:
+    logged, claimed, begun = (make_run(tmp_path / "runs" / name) for name in ("logged", "claimed", "begun"))
+    (claimed / "info.json").unlink()
+    (begun / "metrics.jsonl").unlink()
+    page = tmp_path / "report.html"
+    assert write_document([tmp_path / "runs"], page) == [
+        str(page),
+        "left out, since they have no metrics yet: 2 of 3 runs",
+    ]
+    assert write_document([logged], tmp_path / "alone.html") == [str(tmp_path / "alone.html")]
+    assert page.read_text() == (tmp_path / "alone.html").read_text()
+    with pytest.raises(CoupledQKError, match="begun has no metrics yet"):
+        write_document([logged, begun], page)
+    (logged / "metrics.jsonl").unlink()
+    with pytest.raises(CoupledQKError, match="runs: no run has metrics yet"):
+        write_document([tmp_path / "runs"], page)

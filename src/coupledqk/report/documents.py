@@ -9,6 +9,7 @@ from ..run_folder import find_runs
 from .figures import write_figures
 from .lab_page import ENDINGS, count, write_report
 from .runs_page import write_page
+from .snapshot import has_metrics
 
 
 def write_document(paths: Sequence[Path], out: Path, figures: Path | None = None) -> list[str]:
@@ -46,8 +47,12 @@ def _write_runs(paths: Sequence[Path], out: Path, figures: Path | None) -> list[
         raise CoupledQKError(
             "run folders are reported as HTML: leave out --figures, and give a name ending in .html as --out"
         )
-    runs = [run.path for path in paths for run in find_runs(path)]
-    if not runs:
+    found = [run for path in paths for run in find_runs(path)]
+    if not found:
         raise CoupledQKError(f"{', '.join(map(str, paths))}: found neither an outcome of an experiment nor a run")
+    runs = [run.path for run in found if run.path in paths or has_metrics(run)]
+    if not runs:
+        raise CoupledQKError(f"{', '.join(map(str, paths))}: no run has metrics yet: wait for the first log line")
     write_page(runs, out, f"{len(runs)} runs" if len(runs) > 1 else runs[0].name)
-    return [str(out)]
+    left_out = len(found) - len(runs)
+    return [str(out), *([f"left out, since they have no metrics yet: {left_out} of {len(found)} runs"] if left_out else [])]

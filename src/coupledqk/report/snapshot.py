@@ -61,3 +61,8 @@ class Snapshot:
         """Training speed of the whole run if it is finished, otherwise the most recent measurement."""
         measured = [self.result.get("tokens_per_second"), *(t["tokens_per_second"] for t in reversed(self.timings))]
         return next((speed for speed in measured if speed), None)
+
+
+def has_metrics(run: RunFolder) -> bool:
+    """Whether the run has been started and has logged a value."""
+    return bool(run.info) and bool(run.metrics())
