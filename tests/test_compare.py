@@ -465,7 +465,7 @@ def test_bad_arguments_give_one_line_errors(
     assert error.count("\n") == 1
 
 
-def test_a_text_that_is_too_small_to_train_on_is_refused(
+def test_a_text_that_is_too_small_or_too_repetitive_to_train_on_is_refused(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUPLEDQK_CACHE", str(tmp_path / "cache"))
@@ -474,3 +474,9 @@ def test_a_text_that_is_too_small_to_train_on_is_refused(
         match=r"modules.txt is too small .*, expected at least 256,000, which is .* times",
     ):
         open_text(str(texts))
+    (tmp_path / "repetitive.txt").write_text("aaaa " * 100_000)
+    with pytest.raises(
+        CoupledQKError,
+        match=r"repetitive.txt is too repetitive to compare on: .* of only \d+ tokens, expected 1,024; use text that",
+    ):
+        open_text(str(tmp_path / "repetitive.txt"))

@@ -217,6 +217,11 @@ def test_toml_of_any_kind_is_read_or_refused_in_one_line(tmp_path, text):
         read_toml(tmp_path / "data.toml")
 
 
+def test_a_byte_order_mark_at_the_beginning_of_a_toml_file_is_ignored(tmp_path):
+    (tmp_path / "data.toml").write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert read_toml(tmp_path / "data.toml") == {"a": 1}
+
+
 def test_temporary_files_of_dead_processes_are_removed_and_those_of_others_kept(path):
     begin = f"""
 import os

@@ -118,9 +118,9 @@ def from_toml(kind: type[Record], text: str) -> Record:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses a TOML document into a table."""
+    """Parses a TOML document into a table. A byte-order mark, which some editors write, is ignored."""
     try:
-        return _shallow(tomllib.loads(text))
+        return _shallow(tomllib.loads(text.removeprefix("\ufeff")))
     except (ValueError, RecursionError) as error:
         raise CoupledQKError(f"not a TOML configuration: {_reason(error)}") from None
 

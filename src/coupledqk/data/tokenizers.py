@@ -159,6 +159,15 @@ def gpt2() -> Tokenizer:
     return Tokenizer("gpt2", sorted(ranks, key=ranks.__getitem__), encode_batch)
 
 
+class SmallVocabularyError(CoupledQKError):
+    """A text gives fewer tokens than a tokenizer of the requested size has."""
+
+    def __init__(self, name: str, found: int) -> None:
+        self.found = found
+        advice = f"choose bpe:{found} or less" if found > 257 else "choose the tokenizer bytes"
+        super().__init__(f"{name}: the training text gives only {found} tokens; {advice}, or use more text")
+
+
 def train_bpe(name: str, texts: Iterable[str]) -> Tokenizer:
     """Trains a byte-level BPE. It is deterministic: the same texts give the same merges with any number of threads."""
     from tokenizers import Tokenizer as Library
@@ -173,9 +182,7 @@ def train_bpe(name: str, texts: Iterable[str]) -> Tokenizer:
         trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False),
     )
     if library.get_vocab_size() < size:
-        found = library.get_vocab_size() + 1
-        advice = f"choose bpe:{found} or less" if found > 257 else "choose the tokenizer bytes"
-        raise CoupledQKError(f"{name}: the training text gives only {found} tokens; {advice}, or use more text")
+        raise SmallVocabularyError(name, library.get_vocab_size() + 1)
     return _bpe(name, json.loads(library.to_str()))
 
 

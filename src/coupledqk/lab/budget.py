@@ -12,6 +12,7 @@ from typing import Any
 from ..config import text_of
 from ..data.corpora import open_corpus
 from ..data.shards import Progress, prepare
+from ..data.tokenizers import SmallVocabularyError
 from ..errors import CoupledQKError
 from ..files import FileError
 from ..recipes import RECIPES, recipe
@@ -134,7 +135,13 @@ def open_text(corpus: str, progress: Progress | None = None) -> Text:
             f"{corpus} is too small to compare on: it has less than {least:,} characters, expected {least:,} training tokens, "
             f"which is about {_BYTES * least / 1e6:.1f} MB of English text"
         )
-    info = prepare(text_of(config), progress).info
+    try:
+        info = prepare(text_of(config), progress).info
+    except SmallVocabularyError as error:
+        raise CoupledQKError(
+            f"{corpus} is too repetitive to compare on: it gives a vocabulary of only {error.found} tokens, expected "
+            f"{config.model.vocab_size:,}; use text that repeats itself less"
+        ) from None
     train, valid = info.splits["train"], info.splits["valid"]
     for split, there, needed in (("training", train, least), ("validation", valid, FEWEST_VALID)):
         if there.tokens < needed:
