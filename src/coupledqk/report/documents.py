@@ -55,4 +55,7 @@ def _write_runs(paths: Sequence[Path], out: Path, figures: Path | None) -> list[
         raise CoupledQKError(f"{', '.join(map(str, paths))}: no run has metrics yet: wait for the first log line")
     write_page(runs, out, f"{len(runs)} runs" if len(runs) > 1 else runs[0].name)
     left_out = len(found) - len(runs)
-    return [str(out), *([f"left out, since they have no metrics yet: {left_out} of {len(found)} runs"] if left_out else [])]
+    return [
+        str(out),
+        *([f"left out, since they have no metrics yet: {left_out} of {len(found)} runs"] if left_out else []),
+    ]
