@@ -25,6 +25,13 @@ def test_a_working_environment_has_no_problem(capsys: pytest.CaptureFixture[str]
     assert "GFLOP/s" in found["matrix products"]["text"]
 
 
+def test_matrix_products_that_could_be_faster_are_pointed_out() -> None:
+    assert doctor._advice(mkl=110e9, onednn=120e9) == ""
+    assert "250 are possible: see 'AMD processors with AVX-512'" in doctor._advice(mkl=110e9, onednn=250e9)
+    guide = Path(__file__).parents[1] / "docs" / "performance.md"
+    assert "**AMD processors with AVX-512.**" in guide.read_text()
+
+
 def test_missing_and_old_packages_are_named_with_the_command_that_installs_them(
     monkeypatch: pytest.MonkeyPatch, own_cache: None
 ) -> None:
