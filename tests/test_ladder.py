@@ -16,7 +16,8 @@ from coupledqk.lab.cells import make_plan
 from coupledqk.lab.estimates import tokens
 from coupledqk.lab.experiment import load, parse
 from coupledqk.lab.laboratory import run_experiment
-from coupledqk.lab.ladder import least_memory, paper_ladder, too_large
+from coupledqk.lab.ladder import paper_ladder, too_large
+from coupledqk.lab.memory import least_memory
 from coupledqk.lab.merge import merge
 from coupledqk.lab.outcomes import outcome
 from coupledqk.lab.rungs import fit_ladder, slope_of

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from coupledqk.cli import main
-from coupledqk.lab import runner
+from coupledqk.lab import laboratory, memory, runner
 from coupledqk.lab.cells import Plan, failure, make_plan, status
 from coupledqk.lab.engine import LocalPool, Message
 from coupledqk.lab.experiment import load, parse
-from coupledqk.lab.laboratory import notes
+from coupledqk.lab.laboratory import notes, run_plans
 from coupledqk.lab.outcomes import outcome, thinned
 from coupledqk.lab.runner import Queue, run_queue, stale
 from coupledqk.lab.summary import failure_summary
@@ -205,6 +205,22 @@ class Pretend:
     def stop(self): ...
 
     def close(self): ...
+
+
+@pytest.mark.parametrize(("n_fitting", "most"), [(1, 1), (2, 2), (9, 3)])
+def test_as_many_runs_are_trained_at_a_time_as_fit_into_memory(corpus, monkeypatch, n_fitting, most):
+    plan, engine, running = plan_of(corpus), Pretend(jobs=3), []
+    config = plan.cells[0].config
+    needed = max(memory.least_memory(cell.config) for cell in plan.cells)
+    monkeypatch.setattr(memory, "memory_here", lambda config: n_fitting * needed)
+    monkeypatch.setattr(laboratory, "open_engine", lambda *given: engine)
+    watch = Watch()
+    watch.started = lambda cell: running.append(len(engine.messages))
+    run_plans([plan], overview=watch)
+    assert len(engine.started) == len(plan.cells)
+    assert max(running) == most
+    assert memory.fit_together([config] * n_fitting)
+    assert not memory.fit_together([config] * (2 * n_fitting))
 
 
 def test_the_run_that_a_cell_starts_from_is_trained_first(tmp_path):

@@ -14,6 +14,7 @@ from .engine import Engine, LocalPool
 from .experiment import Experiment, load
 from .ladder import too_large
 from .machines import LOCAL, Machines
+from .memory import fit_together
 from .overview import GridProgress, Silent
 from .profiles import measure_attention
 from .reuse import with_reused, write_outcome
@@ -70,6 +71,8 @@ def run_plans(
         check_jobs(jobs)
     require_statistics(plans)
     overview, queue = overview or GridProgress(), Queue.of(plans)
+    if machines.engine == "local":
+        queue.fit_together = fit_together
     for plan in plans:
         for line in notes(plan):
             overview.note(line)

@@ -1,10 +1,8 @@
 """The paper's ladder, and the rungs of a ladder that fit on this machine."""
 
 import math
-import os
 
-from ..config import RunConfig
-from ..costs import count_parameters, sizes
+from ..costs import count_parameters
 from ..errors import CoupledQKError
 from ..outcome import Ladder, Published, Rung
 from ..statistics import Estimate
@@ -12,6 +10,7 @@ from ..terminal import duration
 from .cells import Plan, base_config, status
 from .estimates import Speeds
 from .experiment import Scale, load, scale_of
+from .memory import least_memory, memory_here
 
 DAY = 24.0
 """Maximum expected duration of a run in hours. Rungs with longer runs are skipped."""
@@ -59,23 +58,3 @@ def too_large(plan: Plan) -> dict[str, str]:
         elif (hours := speeds.measure(config)) > DAY:
             found[label] = f"a run takes about {duration(3600 * hours)} on this machine, which is more than a day"
     return found
-
-
-def least_memory(config: RunConfig) -> int:
-    """Minimum memory for training in bytes: weights, gradients, AdamW's moments, and the saved activations of a micro-batch."""
-    model, rows = config.model, config.runtime.micro_batch or config.train.batch_size
-    layers = 1 if config.runtime.gradient_checkpointing else model.n_layers
-    activations = 4 * rows * config.train.seq_len * layers * (6 * model.d_model + 3 * model.d_ff)
-    return sizes(model).training_state + activations
-
-
-def memory_here(config: RunConfig) -> int:
-    """Memory in bytes of the device that the run would use."""
-    import torch
-
-    from ..tasks.models import pick_device
-
-    device = pick_device(config.runtime.device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..config import RunConfig
 from ..errors import CoupledQKError
 from ..outcome import CellRecord
 from ..outcome_file import read
@@ -55,6 +56,8 @@ class Queue:
     """Whether the user stopped the queue."""
     complete: bool = False
     """Whether no more runs are needed, even if some cells are not finished."""
+    fit_together: Callable[[Sequence[RunConfig]], bool] = lambda configs: True
+    """Whether several runs can be trained at the same time. A single run is always started."""
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "Queue":
@@ -95,8 +98,11 @@ class Queue:
                 del self.troubles[name]
 
     def next(self) -> Cell | None:
-        """The next cell that can start. Cells whose prerequisite did not finish are skipped."""
+        """The next cell that can start beside the running ones. Cells whose prerequisite did not finish are skipped."""
+        running = [cell.config for cell in self.running.values()]
         for cell in list(self.waiting):
+            if running and not self.fit_together([*running, cell.config]):
+                continue
             needed = cell.needs
             if needed is not None and status(self.run(needed)) != "finished":
                 if needed.name in self.troubles:
