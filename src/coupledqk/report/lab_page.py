@@ -55,9 +55,7 @@ def html_report(outcomes: Sequence[Outcome]) -> str:
     return render(
         "lab.html",
         title=title(outcomes),
-        claims=claims_table(outcomes),
         claims_chart=claims_chart(outcomes),
-        claim_anchors=[anchors[place] for place, outcome in enumerate(outcomes, 1) for _ in outcome.verdicts],
         count=count(outcomes),
         finding=finding,
         baselines_note=NOTE,
@@ -91,6 +89,7 @@ def section(outcome: Outcome, anchor: str) -> dict[str, Any]:
     return {
         "anchor": anchor,
         "outcome": outcome,
+        "claims": claims_table(outcome),
         "results": results_table(outcome),
         "baselines": baselines_table(models_of_rows(outcome)),
         "problems": problems(outcome),
@@ -131,8 +130,11 @@ def problems(outcome: Outcome) -> list[str]:
 
 def markdown_report(outcomes: Sequence[Outcome], figures: str | None = None) -> str:
     parts = [f"# {markdown_text(title(outcomes))}\n"]
-    if (claims := claims_table(outcomes)).rows:
-        parts += [f"{count(outcomes)}\n", markdown(claims)]
+    if claims := [(outcome.title, table) for outcome in outcomes if (table := claims_table(outcome)).rows]:
+        parts += [f"{count(outcomes)}\n"]
+        for name, table in claims:
+            parts += [f"**{markdown_text(name)}**\n"] if len(outcomes) > 1 else []
+            parts += [markdown(table)]
         if figures is not None and claims_chart(outcomes):
             parts += [f"![Effects of all tested claims]({figures}/{CLAIMS}.svg)\n"]
     if (shifts := shifts_table(outcomes)).rows:
@@ -169,8 +171,9 @@ def _verdict_lines(outcome: Outcome) -> list[str]:
 
 def latex_report(outcomes: Sequence[Outcome]) -> str:
     """The tables in LaTeX, for inclusion in a paper."""
-    tables: list[Table] = [claims_table(outcomes)] if any(outcome.verdicts for outcome in outcomes) else []
+    tables: list[Table] = []
     for outcome in outcomes:
+        tables += [claims_table(outcome)] if outcome.verdicts else []
         tables += [results_table(outcome), costs_table(outcome)]
     if (shifts := shifts_table(outcomes)).rows:
         tables.append(shifts)

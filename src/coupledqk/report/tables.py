@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -106,15 +105,11 @@ def seeds_table(outcome: Outcome) -> Table:
     return Table(f"{outcome.title}: {outcome.metric.name} of each seed", head, rows, "l" + "r" * len(seeds))
 
 
-def claims_table(outcomes: Sequence[Outcome]) -> Table:
-    """All claims with their verdicts, and the effects in the runs and in the paper."""
-    head = ("claim", "verdict", "here", "interval", "80% power for", "in the paper", "experiment")
-    rows = tuple(
-        (verdict.claim.text, finding(outcome, verdict), *_contrast(verdict), outcome.name)
-        for outcome in outcomes
-        for verdict in outcome.verdicts
-    )
-    return Table("Claims and verdicts", head, rows, "plrrrrl")
+def claims_table(outcome: Outcome) -> Table:
+    """The claims of an experiment with their verdicts, and the effects in the runs and in the paper."""
+    head = ("claim", "verdict", "here", "interval", "80% power for", "in the paper")
+    rows = tuple((each.claim.text, finding(outcome, each), *_contrast(each)) for each in outcome.verdicts)
+    return Table(f"{outcome.title}, {outcome.scale} scale: claims", head, rows, "plrrrr")
 
 
 UNTESTED = "not tested"
