@@ -21,6 +21,7 @@ from coupledqk.lab.answer import answer
 from coupledqk.lab.budget import (
     FEWEST_PAIRS,
     LENGTHS,
+    MOST_PAIRS,
     Choice,
     Mode,
     Text,
@@ -78,6 +79,13 @@ def test_a_longer_budget_trains_longer_and_then_adds_pairs() -> None:
     assert chosen[3].detectable < chosen[2].detectable
     assert all(0.85 * minutes < choice.minutes <= minutes for choice, minutes in zip(chosen, budgets, strict=True))
     assert fit(NOVEL, ALONE, 120).pairs < chosen[3].pairs
+
+
+def test_the_number_of_pairs_of_a_very_long_budget_is_limited() -> None:
+    week = fit(NOVEL, TIMING, 7 * 24 * 60)
+    assert week.pairs == MOST_PAIRS
+    assert week.minutes < 7 * 24 * 60 / 2
+    assert week.detectable < 0.006
 
 
 def test_the_expected_duration_includes_all_that_the_command_does() -> None:
@@ -216,6 +224,13 @@ def test_a_comparison_stops_at_the_first_conclusive_pair(comparing) -> None:
     assert outcome.verdicts[0].finding == "supported"
     assert trained == 2 * outcome.rows[0].n < 24
     assert outcome.answer[0].startswith("Coupling helps on novel")
+
+
+def test_an_interrupted_comparison_has_no_verdict(comparing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Comparison, "conclude", lambda self: read(self.plan(1).outcome))
+    outcome, trained = comparing(effect=-0.10, noise=0.01)
+    assert min(row.n for row in outcome.rows) == trained // 2 >= 4
+    assert outcome.verdicts == ()
 
 
 def test_a_comparison_stops_when_equivalence_is_shown(comparing) -> None:
@@ -368,6 +383,10 @@ def test_the_answer_for_one_seed_is_inconclusive() -> None:
     finding, coherence = answer(outcome, "novel", {}, "the corpus has 3 documents")
     assert finding.startswith("The comparison on novel is inconclusive: 1 seed: a test needs two")
     assert coherence == "The coherence of novel was not measured: the corpus has 3 documents."
+    objecting, _ = answer(outcome, "novel", {}, objection="no conclusion is possible")
+    assert objecting.startswith(
+        "On novel, no conclusion is possible. The claim was not tested: 1 seed: a test needs two"
+    )
 
 
 @pytest.mark.parametrize(
@@ -474,6 +493,13 @@ def test_a_text_that_is_too_small_or_too_repetitive_to_train_on_is_refused(
         match=r"modules.txt is too small .*, expected at least 256,000, which is .* times",
     ):
         open_text(str(texts))
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(2_000)]
+    (tmp_path / "split").mkdir()
+    (tmp_path / "split" / "train.txt").write_text(" ".join(draw.choices(words, k=200_000)))
+    (tmp_path / "split" / "valid.txt").write_text("")
+    with pytest.raises(CoupledQKError, match=r"it has 0 validation tokens \(0 bytes\), expected at least 4,096$"):
+        open_text(str(tmp_path / "split"))
     (tmp_path / "repetitive.txt").write_text("aaaa " * 100_000)
     with pytest.raises(
         CoupledQKError,

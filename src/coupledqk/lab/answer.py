@@ -32,7 +32,7 @@ def _finding(verdict: Verdict, text: str, objection: str | None) -> Iterator[str
     """The finding, the effect with its uncertainty, and the effect the comparison had the power to detect."""
     claim, evidence = verdict.claim, verdict.evidence
     yield (
-        f"On {text}, {objection}. In these runs"
+        f"On {text}, {objection}. {'In these runs' if evidence else 'The claim was not tested:'}"
         if objection
         else {
             "supported": f"Coupling helps on {text}:",

@@ -30,6 +30,8 @@ or 1,000 steps were worse than bigram models, and paired differences had a stand
 trained for 2,000 steps were better than bigram models, and the standard deviation was 0.7% (4 pairs)."""
 FEWEST_PAIRS, ENOUGH_PAIRS = 4, 8
 """Number of pairs before the first test, and number of pairs that must fit into the budget before runs are made longer."""
+MOST_PAIRS = 200
+"""Maximum number of pairs: these detect effects far below the margin of equivalence."""
 LARGEST_EFFECT = 0.05
 """A budget without the power to detect a relative effect of this size is refused."""
 MOST_PASSES = 8
@@ -145,9 +147,10 @@ def open_text(corpus: str, progress: Progress | None = None) -> Text:
     train, valid = info.splits["train"], info.splits["valid"]
     for split, there, needed in (("training", train, least), ("validation", valid, FEWEST_VALID)):
         if there.tokens < needed:
+            times = f", which is {needed / there.tokens:.1f} times as much text" if there.tokens else ""
             raise CoupledQKError(
                 f"{corpus} is too small to compare on: it has {there.tokens:,} {split} tokens ({there.bytes:,} bytes), "
-                f"expected at least {needed:,}, which is {needed / there.tokens:.1f} times as much text"
+                f"expected at least {needed:,}{times}"
             )
     return Text(corpus, task_name(config), info.hash, train.tokens, valid.tokens)
 
@@ -264,7 +267,7 @@ def fit(text: Text, timing: Timing, minutes: float, n_seeds: int = 0) -> Choice:
 
 def _choice(text: Text, timing: Timing, steps: int, minutes: float, n_seeds: int) -> Choice:
     fitting = timing.pairs(text, steps, minutes)
-    pairs = min(fitting, n_seeds) if n_seeds else fitting
+    pairs = min(fitting, n_seeds or MOST_PAIRS)
     tokens = min(text.train_tokens, steps * _STEP_TOKENS)
     speeds = {name: tuple(values) for name, values in timing.speeds.items()}
     expected = timing.minutes(text, steps, pairs)

@@ -152,7 +152,10 @@ class Comparison:
         def done() -> bool:
             return self.sequential and (self.conclusive_at() is not None or time.monotonic() > deadline)
 
-        return run_plans([self.plan(len(self.seeds))], self.jobs, overview, stop, done, self.machines)
+        plan = self.plan(
+            len(self.seeds), claims=()
+        )  # until `conclude`, outcomes have no verdicts: each test has its own level
+        return run_plans([plan], self.jobs, overview, stop, done, self.machines)
 
     def conclusive_at(self) -> int | None:
         """The number of pairs at the first conclusive test, taking finished pairs in the order of seeds; None if there is
@@ -197,8 +200,8 @@ class Comparison:
         text = f"has lower perplexity than {baseline} on {self.text.name}"
         return tuple(Claim(f"{name} {text}", "lower", name, baseline, primary=i == 0) for i, name in enumerate(others))
 
-    def plan(self, n: int) -> Plan:
-        """The first `n` pairs as an experiment."""
+    def plan(self, n: int, claims: Sequence[Claim] | None = None) -> Plan:
+        """The first `n` pairs as an experiment with the comparison's claims or with others."""
         text, choice = self.text, self.choice
         caption = (
             f"Each attention was trained {n} times for {choice.steps:,} steps: {choice.passes} over "
@@ -211,7 +214,7 @@ class Comparison:
             recipe=RECIPE,
             seeds=self.seeds[:n],
             settings=settings_of(text, choice),
-            claims=self.claims,
+            claims=self.claims if claims is None else tuple(claims),
         )
         title = f"Does coupling help on {text.name}?"
         experiment = Experiment("compare", title, "your own text", caption, {SCALE: scale}, command=self.command)
