@@ -369,7 +369,29 @@ def test_job_parameters_for_slurm_follow_the_options() -> None:
         "partition": "gpu",
     }
     assert "gpus_per_node" not in job_parameters(1, 0, None, 60)
-    assert [minutes_of(time) for time in ("90", "4:00:00", "0:00:30", "2-12:30:00", "1:30")] == [90, 240, 1, 3630, 90]
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [
+        ("90", 90),
+        ("30:00", 30),
+        ("1:30", 2),
+        ("4:00:00", 240),
+        ("0:00:30", 1),
+        ("1-6", 1800),
+        ("2-12:30", 3630),
+        ("2-12:30:00", 3630),
+    ],
+)
+def test_time_limits_mean_what_they_mean_to_sbatch(time: str, minutes: int) -> None:
+    assert minutes_of(time) == minutes
+
+
+@pytest.mark.parametrize("time", ["", "soon", "0", "0:00:00", "1:99", "-5", "1-", "1:2:3:4", "٣", "9" * 5_000])
+def test_time_limits_that_sbatch_would_not_accept_are_refused(time: str) -> None:
+    with pytest.raises(CoupledQKError, match="expected minutes"):
+        minutes_of(time)
 
 
 def fake_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **exit_codes: int) -> None:

@@ -1,5 +1,6 @@
 """Where the runs of a queue are trained: this machine, a Ray cluster or a Slurm cluster. Torch-free."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ OPTIONS = {
     "slurm": ("partition", "time", "cpus_per_run", "gpus_per_run"),
 }
 """Names of the options of each engine."""
-TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>[0-5]?\d)(?::(?P<seconds>[0-5]?\d))?")
+TIMES = {
+    r"(\d{1,9})(?::([0-5]?\d))?": (60, 1),
+    r"(\d{1,9}):([0-5]?\d):([0-5]?\d)": (3600, 60, 1),
+    r"(\d{1,9})-(\d{1,9})(?::([0-5]?\d))?(?::([0-5]?\d))?": (86400, 3600, 60, 1),
+}
+"""Slurm's notations of a time limit: MINUTES[:SECONDS], HOURS:MINUTES:SECONDS and DAYS-HOURS[:MINUTES[:SECONDS]], with the
+number of seconds in a unit of each part."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +79,13 @@ LOCAL = Machines()
 
 
 def minutes_of(time: str) -> int:
-    """Converts a time limit in Slurm's notation, such as 90, 4:00:00 or 2-00:00:00, to minutes."""
-    found = TIME.fullmatch(time)
-    if found is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        total = (24 * days + hours) * 60 + minutes + (seconds > 0)
-    else:
-        total = int(time) if time.isdecimal() else 0
-    if total < 1:
-        raise CoupledQKError(
-            f"--time {time}: expected minutes, hours:minutes:seconds or days-hours:minutes:seconds, such as 90 or 2-00:00:00"
-        )
-    return total
+    """Converts a time limit in Slurm's notation, such as 90, 4:00:00 or 2-00:00:00, to minutes, rounded up."""
+    for pattern, units in TIMES.items():
+        if found := re.fullmatch(pattern, time, re.ASCII):
+            seconds = sum(unit * int(part or 0) for unit, part in zip(units, found.groups(), strict=True))
+            if seconds > 0:
+                return math.ceil(seconds / 60)
+    raise CoupledQKError(
+        f"--time {time}: expected minutes, minutes:seconds, hours:minutes:seconds or days-hours:minutes:seconds, such as 90 or "
+        "2-00:00:00"
+    )
