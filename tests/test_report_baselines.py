@@ -9,6 +9,7 @@ from coupledqk.lab.summary import outcome_summary
 from coupledqk.outcome import Outcome
 from coupledqk.outcome_file import read, write
 from coupledqk.recipes import recipe
+from coupledqk.report.baselines import baselines_table, models_of_rows
 from coupledqk.report.claims_chart import claims_chart
 from coupledqk.report.curves import panels
 from coupledqk.report.lab_page import html_report, markdown_report, problems
@@ -89,3 +90,13 @@ def test_the_table_of_a_finished_run_names_the_baselines(tmp_path, bigram, marke
     text = results_table([run])
     assert f"bigram {bigram:.4f}" in text
     assert ("no conclusion about attention" in " ".join(text.split())) == marked
+
+
+def test_a_text_that_a_bigram_model_predicts_without_error_has_no_ratio_to_it():
+    perfect = replace(BASELINES[0], perplexity=1.0, bits_per_byte=0.0)
+    outcome = with_baselines(0.5)
+    outcome = replace(outcome, rows=tuple(replace(row, baselines=(perfect,)) for row in outcome.rows))
+    table = baselines_table(models_of_rows(outcome))
+    assert table is not None
+    assert "relative to bigram model" not in table.head
+    assert "no conclusion about attention" in " ".join(problems(outcome))

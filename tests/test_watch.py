@@ -65,6 +65,17 @@ def test_runs_of_different_tasks_are_shown_separately_and_a_damaged_run_does_not
     assert "is not a run that was started" in text_of(part)
 
 
+def test_a_run_that_is_damaged_while_it_is_watched_does_not_stop_the_updates_of_the_others(tmp_path: Path) -> None:
+    run = running_run(tmp_path / "mine")
+    damaged = make_run(tmp_path / "other", "diff")
+    with WatchServer([tmp_path], port=0) as server:
+        assert "finished" in text_of(server.current_part())
+        (damaged / "result.json").write_text("{")
+        assert "result.json is damaged" in text_of(server.current_part())
+        write_lines(run.path / "metrics.jsonl", [{"kind": "train", "step": 110, "loss": 3.5}])
+        assert "euler interrupted 110 of" in text_of(server.current_part())
+
+
 def test_n_gram_models_appear_when_a_run_is_finished(tmp_path: Path) -> None:
     run = RunFolder(make_run(tmp_path / "finished"))
     running_run(tmp_path / "running")

@@ -79,7 +79,7 @@ def _gain(nats: float | None) -> str:
 
 
 def _bits(bits: float, bigram: float | None) -> tuple[str, str]:
-    return BITS_PER_BYTE.show(bits), NOTHING if bigram is None else f"{bits / bigram:.3f}"
+    return BITS_PER_BYTE.show(bits), f"{bits / bigram:.3f}" if bigram else NOTHING
 
 
 def objections(models: Iterable[LanguageModel]) -> list[str]:

@@ -93,8 +93,16 @@ def fingerprint(paths: Sequence[Path]) -> list[tuple[str, ...]]:
     found = []
     for run in runs_below(paths):
         stats = [(run.path / name).stat() for name in names if (run.path / name).is_file()]
-        found.append((str(run.path), run.status, *(f"{stat.st_mtime_ns} {stat.st_size}" for stat in stats)))
+        found.append((str(run.path), _status(run), *(f"{stat.st_mtime_ns} {stat.st_size}" for stat in stats)))
     return found
+
+
+def _status(run: RunFolder) -> str:
+    """The status of a run, or the reason why it cannot be read: a damaged run does not hide the others."""
+    try:
+        return run.status
+    except CoupledQKError as reason:
+        return str(reason)
 
 
 def _groups(snapshots: Sequence[tuple[RunFolder, Snapshot]]) -> list[Group]:
