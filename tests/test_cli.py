@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coupledqk.cli import COMMANDS, main, overview
+from coupledqk.errors import CoupledQKError
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import parse_flags, to_toml
@@ -243,7 +245,9 @@ MISTAKES = [
     (["mqar", "--seeds", "first"], "--seeds first: expected numbers such as 0 1 2, or a range such as 0-7"),
     (["reproduce", "smoke", "--seeds", "7-3"], "--seeds 7-3: expected the smaller number first, as in 3-7"),
     (["mqar", "--level", "easy", "--pairs", "3"], "--level easy sets the pairs and the length"),
+    (["mqar", "--length", "0"], "seq_len=0: expected at least 1"),
     (["glue"], "name at least one run folder"),
+    (["glue", "SHELF/runs/one", "--epochs", "0"], "epochs=0: expected at least 1"),
     (["eval", "nowhere"], "nowhere: no such run folder"),
     (["generate", "SHELF"], "is not a run folder"),
     (["explore", "nowhere"], "nowhere: no such run folder"),
@@ -254,6 +258,17 @@ MISTAKES = [
     (["sweep", "--lrs", "1e-3"], "at least two learning rates"),
     (["data", "info", "--corpus", "nowhere.txt"], "nowhere.txt"),
 ]
+
+
+def test_fine_tuning_takes_one_run_of_each_variant_and_seed(shelf: Path, tmp_path: Path) -> None:
+    from coupledqk.lab.glue import fine_tuning_experiment
+
+    one, copy = shelf / "runs/one", tmp_path / "copy"
+    again = one.parent / ".." / "runs" / "one"
+    assert fine_tuning_experiment([one, again]) == fine_tuning_experiment([one])
+    shutil.copytree(one, copy)
+    with pytest.raises(CoupledQKError, match=f"{one} and {copy} are both euler with seed 0: expected one run per seed"):
+        fine_tuning_experiment([one, copy])
 
 
 @pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: value if isinstance(value, str) else None)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .config import GLUEConfig, LMConfig, MQARConfig, RunConfig, RuntimeConfig, TrainConfig, tokenizer_size
 from .errors import unknown
-from .schema import change
+from .schema import change, require
 from .variants import preset, variant
 
 _PAPER = RunConfig(
@@ -122,8 +122,10 @@ def glue_recipe(
     """
     if dataset not in GLUE_EPOCHS:
         raise unknown("GLUE task", dataset, GLUE_EPOCHS)
+    epochs = GLUE_EPOCHS[dataset] if epochs is None else epochs
+    require(epochs >= 1, "epochs", epochs, "at least 1")
     model, batch_size = pretrained.model, 32
-    steps = math.ceil((epochs or GLUE_EPOCHS[dataset]) * n_examples / batch_size)
+    steps = math.ceil(epochs * n_examples / batch_size)
     epoch = math.ceil(n_examples / batch_size)
     train = TrainConfig(
         steps=steps,

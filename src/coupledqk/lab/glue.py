@@ -35,12 +35,19 @@ def fine_tuning_experiment(
     settings = {"max_examples": max_examples, **settings}
     if data_dir is not None:
         settings["data_dir"] = str(data_dir.resolve())
-    cells = []
-    for path in dict.fromkeys(runs):
+    cells: list[Cell] = []
+    sources: dict[tuple[str, int], Path] = {}
+    for path in {path.resolve(): path for path in runs}.values():
         source = RunFolder.open(path)
         text_of(source.config)  # raises unless the run is a language model
-        config = glue_recipe(source.config, str(source.path.resolve()), task, n_examples, epochs, **settings)
-        cells.append(Cell(variant_name(config), config.seed, config))
+        config = glue_recipe(source.config, str(path.resolve()), task, n_examples, epochs, **settings)
+        cell = Cell(variant_name(config), config.seed, config)
+        if (other := sources.setdefault((cell.label, cell.seed), path)) != path:
+            raise CoupledQKError(
+                f"{other} and {path} are both {cell.label} with seed {cell.seed}: expected one run per seed of each variant; "
+                "leave one of them out"
+            )
+        cells.append(cell)
     if not cells:
         raise CoupledQKError("no run given: name at least one run folder of a language model")
     caption = f"Language models fine-tuned on {n_examples:,} examples of {task}, each with the seed of its pretraining."

@@ -40,7 +40,7 @@ def recall_experiment(
     if level is not None:
         pairs, length = LEVELS[level]
         settings = {"vocab_size": RECIPES["mqar"].model.vocab_size, **settings}
-    length = length or base.train.seq_len
+    length = base.train.seq_len if length is None else length
     axes = {
         "steps": {f"{n:,}": {"steps": n, "warmup": min(n, base.train.warmup)} for n in steps or STEPS[scale]},
         "lr": {f"{lr:g}": {"lr": lr} for lr in sorted(set(lrs or LEARNING_RATES[scale]))},
