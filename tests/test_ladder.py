@@ -25,7 +25,7 @@ from coupledqk.lab.runner import Queue, run_queue
 from coupledqk.lab.summary import cost_summary
 from coupledqk.outcome import Ladder, LadderSpec, Rung
 from coupledqk.outcome_file import read
-from coupledqk.report.ladder import ladder_panel
+from coupledqk.report.ladder import ladder_panel, ladder_table
 from coupledqk.statistics import welch
 from test_lab_report import make_outcome
 from test_laboratory import SMALL, mine  # noqa: F401 (a fixture)
@@ -151,6 +151,18 @@ def test_a_rung_with_one_pair_is_drawn_without_an_interval():
     assert panel is not None
     (bars,) = re.findall(r'<path class="bars".*? d="(.*?)"', panel.svg())
     assert bars.count("M") == 1
+
+
+def test_the_slope_is_shown_with_the_number_of_pairs_that_it_is_fitted_to():
+    samples = {
+        f"{row}, {size}": {seed: 40.0 + 0.1 * (row == "coupled") * seed for seed in range(n)}
+        for size, n in {"S": 3, "M": 2, "L": 1}.items()
+        for row in ("standard", "coupled")
+    }
+    found = fit_ladder(SPEC, samples, {f"standard, {size}": 10**i for i, size in enumerate(SPEC.sizes, 3)})
+    *rungs, slope = ladder_table(make_outcome(ladders=(found,))).rows
+    assert [rung[-1] for rung in rungs] == ["3", "2", "1"]
+    assert slope[-1] == "5", "a rung with a single pair is not used for the slope"
 
 
 def test_the_papers_effects_on_perplexity_are_not_shown_beside_those_on_another_metric(mine):  # noqa: F811

@@ -10,10 +10,11 @@ from coupledqk.cli import main
 from coupledqk.errors import CoupledQKError
 from coupledqk.lab.cells import make_plan
 from coupledqk.lab.experiment import load, names
-from coupledqk.lab.laboratory import run_experiment
+from coupledqk.lab.laboratory import notes, run_experiment
 from coupledqk.lab.merge import merge
 from coupledqk.lab.outcomes import outcome
 from coupledqk.lab.reuse import reusing, with_reused
+from coupledqk.lab.summary import progress_summary
 from coupledqk.measure import PERPLEXITY
 from coupledqk.outcome import Outcome
 from coupledqk.outcome_file import read, read_all, write
@@ -129,6 +130,15 @@ def test_an_invalid_report_name_leaves_no_merged_file(files: dict[str, Path], tm
     assert not (tmp_path / "both.json").exists()
 
 
+def test_a_merged_file_must_have_a_name_that_the_report_can_read(files: dict[str, Path], tmp_path: Path, capsys):
+    with pytest.raises(SystemExit):
+        main(
+            ["report", *map(str, files.values()), "--merge", str(tmp_path / "both"), "-o", str(tmp_path / "both.html")]
+        )
+    assert "both: expected a file name that ends in .json" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_command_writes_the_merged_file_and_reports_on_it(files: dict[str, Path], tmp_path: Path, capsys):
     parts = [str(files["one"]), str(files["two"])]
     main(["report", *parts, "--merge", str(tmp_path / "both.json"), "-o", str(tmp_path / "both.html")])
@@ -191,6 +201,19 @@ def test_reproduce_says_which_results_are_reused_and_ignores_outcomes_of_other_e
     said = capsys.readouterr().out
     assert "mine: 4 of 6 results are taken from mine-mini\n" in said
     assert trained(tmp_path) == 0
+
+
+def test_the_status_of_reused_runs_and_their_number_include_the_reused_results(files: dict[str, Path], tmp_path: Path):
+    """A seed of which all results are reused has several pairs, and a run that failed here earlier is finished there."""
+    plan = make_plan(load(str(files["all"].parent / "mine.toml")), "mini", tmp_path, seeds=[0])
+    failed = plan.run(plan.cells[0])
+    failed.create(plan.cells[0].config)
+    failed.write_json("error.json", {"error": "no luck", "diverged": False})
+    assert "failed: no luck" in progress_summary(plan)
+    assert any("a test requires at least two" in note for note in notes(plan))
+    (plan,) = with_reused([plan], [files["all"]])
+    assert "no luck" not in progress_summary(plan)
+    assert not any("a test requires at least two" in note for note in notes(plan))
 
 
 def test_reused_results_that_differ_from_own_ones_are_an_error_before_anything_is_trained(files: dict[str, Path]):

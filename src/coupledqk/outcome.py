@@ -43,7 +43,7 @@ class Row:
 
     label: str
     seeds: dict[int, float]
-    """The metric of each finished cell, by seed."""
+    """The metric of each finished cell, by seed; not finite for a run that diverged or did not reach the metric's target."""
     mean: float | None
     std: float | None
     """Sample standard deviation over seeds (ddof 1)."""
@@ -229,7 +229,7 @@ class Rung:
     effect: float
     """Effect relative to the baseline's mean."""
     interval: tuple[float, float] | None
-    """95% interval of the effect; None for a single pair."""
+    """95% interval of the effect; None for a single pair, or for pairs that do not vary."""
     n: int
     """Number of pairs of runs."""
 
@@ -262,7 +262,7 @@ class Shift:
     effect: float
     """Mean difference between variant and baseline, paired by seed, in `unit`."""
     interval: tuple[float, float] | None
-    """95% interval of the effect; None for a single pair."""
+    """95% interval of the effect; None for a single pair, or for pairs that do not vary."""
     n: int
     """Number of pairs of runs."""
     null_effect: float | None = None

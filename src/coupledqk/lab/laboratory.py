@@ -129,7 +129,8 @@ def notes(plan: Plan) -> list[str]:
         lines.append(
             f"{name}: seeds that were trained before and are left out now ({rows}); --seeds with --rows adds them"
         )
-    few = [label for label in plan.labels if sum(cell.label == label for cell in plan.cells) < 2]
+    results = {(cell.label, cell.seed) for cell in plan.cells} | plan.reused_results
+    few = [label for label in plan.labels if sum(of == label for of, _ in results) < 2]
     if few and plan.scale.claims:
         lines.append(
             f"{name}: one seed of {', '.join(few)}; a test requires at least two, so claims about such rows are not tested"

@@ -27,6 +27,8 @@ def merge_files(paths: Sequence[Path], out: Path) -> None:
     """Merges outcome files and writes the result to `out`. It overwrites an existing file only if it is one of the inputs."""
     if len(paths) < 2:
         raise CoupledQKError("merging requires at least two outcome files")
+    if out.suffix != ".json":
+        raise CoupledQKError(f"--merge {out}: expected a file name that ends in .json")
     if out.exists() and out.resolve() not in [path.resolve() for path in paths]:
         raise CoupledQKError(f"{out} exists and is not one of the files to merge: choose another name")
     write(merge([read(path) for path in paths]), out)

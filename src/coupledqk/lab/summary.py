@@ -1,5 +1,6 @@
 """Summaries of plans, their progress and outcomes as text for a terminal."""
 
+import shlex
 from collections.abc import Sequence
 
 from ..costs import count_parameters
@@ -59,13 +60,14 @@ def cost_summary(plan: Plan) -> str:
 def progress_summary(plan: Plan) -> str:
     """The number of runs of each row by status, and the reasons for failures."""
     kinds = ("finished", "running", "interrupted", "failed", "waiting")
-    rows, errors, own = [], [], plan.own_cells
+    rows, errors = [], []
     for label in plan.labels:
-        group = [cell for cell in plan.cells if cell.label == label]
-        found = [status(plan.run(cell)) if cell in own else "finished" for cell in group]
+        own = [cell for cell in plan.own_cells if cell.label == label]
+        n_reused = sum(cell.label == label for cell in plan.cells) - len(own)
+        found = [*(status(plan.run(cell)) for cell in own), *["finished"] * n_reused]
         rows.append([label, *(str(found.count(kind) or "") for kind in kinds)])
         errors += [
-            f"{label} seed {cell.seed} failed: {why}" for cell in group if (why := failure(plan.run(cell)).get("error"))
+            f"{label} seed {cell.seed} failed: {why}" for cell in own if (why := failure(plan.run(cell)).get("error"))
         ]
     lines = [f"{plan.experiment.title}, {plan.scale_name}", "", table(["", *kinds], rows)]
     return "\n".join([*lines, *errors, *notes(plan)])
@@ -75,7 +77,7 @@ def measurement_summary(experiment: Experiment, found: Sequence[Measurement]) ->
     """The commands of an experiment that trains nothing, and the runs that they wait for."""
     lines = [f"{experiment.title} ({experiment.source})", ""]
     for each in found:
-        lines.append(f"coupledqk {' '.join(each.words)}")
+        lines.append(f"coupledqk {shlex.join(each.words)}")
         if each.unfinished:
             lines.append(f"  waits for {', '.join(each.unfinished)} of {experiment.of}, seed {each.seed}")
     return "\n".join(lines)

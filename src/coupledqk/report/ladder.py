@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from ..outcome import Ladder, Outcome
+from ..outcome import Ladder, Outcome, Rung
 from ..palette import COLOURS
 from .chart import Series
 from .curves import Panel, panels
@@ -29,9 +29,14 @@ def _rows(ladder: Ladder) -> Iterator[tuple[str, ...]]:
         ends = interval(rung.interval) if rung.interval else NOTHING
         yield ladder.name, rung.size, number(rung.parameters), percent(rung.effect), ends, str(rung.n)
     if ladder.slope is not None and ladder.slope_interval is not None:
-        pairs = str(sum(rung.n for rung in ladder.rungs))
+        pairs = sum(rung.n for rung in _fitted(ladder))
         ends = interval(ladder.slope_interval, _points)
-        yield ladder.name, "slope per tenfold size", "", _points(ladder.slope), ends, pairs
+        yield ladder.name, "slope per tenfold size", "", _points(ladder.slope), ends, str(pairs)
+
+
+def _fitted(ladder: Ladder) -> list[Rung]:
+    """The rungs that the slope is fitted to: those with more than one pair."""
+    return [rung for rung in ladder.rungs if rung.n > 1]
 
 
 def _points(share: float) -> str:
@@ -57,7 +62,7 @@ def ladder_panel(outcome: Outcome) -> Panel | None:
 
 def _line(ladder: Ladder, slope: float) -> list[tuple[float, float]]:
     """The two end points of the fitted line. A least-squares line passes through the mean of the pairs that it is fitted to."""
-    rungs = [rung for rung in ladder.rungs if rung.n > 1]
+    rungs = _fitted(ladder)
     pairs = sum(rung.n for rung in rungs)
     x = sum(rung.n * math.log10(rung.parameters) for rung in rungs) / pairs
     y = sum(rung.n * rung.effect for rung in rungs) / pairs
