@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -179,6 +180,16 @@ def test_a_measurement_shows_its_command_and_the_runs_it_waits_for(tmp_path, cap
         said = capsys.readouterr().out
         assert "coupledqk analyze " in said
         assert "waits for standard, hamiltonian of ablation, seed 0" in said
+
+
+def test_commands_that_a_measurement_prints_can_be_pasted(tmp_path, capsys):
+    out = tmp_path / "my lab"
+    main(["reproduce", "rank", "--status", "--out", str(out)])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("coupledqk analyze "))
+    assert [word for word in shlex.split(line) if word.startswith(str(out / "runs"))]
+    with pytest.raises(SystemExit):
+        main(["reproduce", "rank", "--out", str(out)])
+    assert f"run `coupledqk reproduce ablation --scale mini --out '{out}'` first" in capsys.readouterr().err
 
 
 def test_a_measurement_uses_runs_of_one_seed_or_of_the_given_seeds(tmp_path):

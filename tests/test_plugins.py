@@ -28,6 +28,7 @@ from coupledqk.cli import main
 from coupledqk.config import identity
 from coupledqk.costs import flops
 from coupledqk.dynamics import METHODS
+from coupledqk.lab.estimates import Speeds
 from coupledqk.recipes import recipe
 from coupledqk.run_folder import RunFolder
 from coupledqk.schema import change, from_toml, to_toml
@@ -304,6 +305,17 @@ def test_the_runs_command_lists_other_runs_and_the_plugin_that_a_run_needs(tmp_p
         assert shown in said
         assert f"--plugin {path}, unchanged since the run began" in said
         shutil.rmtree(tmp_path / "runs/euler", ignore_errors=True)
+
+
+def test_a_run_that_needs_a_plugin_does_not_prevent_estimates_of_other_runs(tmp_path):
+    load_plugin(plugin(tmp_path, EXAMPLE))
+    result = {"best": {}, "final": {}, "seconds": 10.0, "tokens_per_second": 1.0, "definition": ""}
+    for variant in ("euler", "tug"):
+        RunFolder(tmp_path / "runs" / variant).create(recipe("mini", variant))
+        RunFolder(tmp_path / "runs" / variant).write_json("result.json", result)
+    assert len(Speeds.of(tmp_path / "runs").measured) == 2
+    plugins._paths.clear()
+    assert Speeds.of(tmp_path / "runs").hours(recipe("mini", "euler")) == pytest.approx(10 / 3600)
 
 
 def test_workers_of_the_laboratory_load_the_plugin_and_refuse_a_changed_one(tmp_path, text):

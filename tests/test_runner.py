@@ -294,6 +294,15 @@ def test_a_note_lists_added_seeds_that_are_left_out(corpus):
     assert "left out now (standard: 7-8); --seeds with --rows adds them" in note
 
 
+def test_optional_rows_that_are_left_out_later_are_not_reported_as_removed_from_the_grid(corpus):
+    text = EXPERIMENT.replace("axes.lr", "optional = true\naxes.lr").replace("CORPUS", str(corpus))
+    experiment, lab = parse("small", text), corpus.parent / "lab"
+    more = make_plan(experiment, "mini", lab, seeds=(7, 8), rows=("standard, lr 1e+20",))
+    run_queue(Queue.of([more]), Pretend(), Watch())
+    (note,) = notes(make_plan(experiment, "mini", lab))
+    assert "left out now (standard, lr 1e+20: 7-8); --seeds with --rows adds them" in note
+
+
 def test_one_seed_is_reported_as_too_few(corpus):
     two = EXPERIMENT.replace('seeds_of."standard, lr 1e+20" = [0]', "")
     assert notes(plan_of(corpus, two, seeds=(0, 1))) == []

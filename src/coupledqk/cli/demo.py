@@ -33,7 +33,7 @@ class Demo:
         with status("loading …"):
             from ..data.shards import open_text
             from ..lab.cells import make_plan
-            from ..lab.demo import NEXT_STEPS, PROMPT, demo_experiment, write_pages
+            from ..lab.demo import PROMPT, demo_experiment, next_steps, write_pages
             from ..runs import Run
 
         began = time.monotonic()
@@ -53,7 +53,6 @@ class Demo:
         print(
             f"Curves, baselines and step sizes: {pages.report}\nAttention before and after coupling: {pages.explorer}\n"
         )
-        standard, coupled = (run.path for run in runs)
-        print(NEXT_STEPS.format(command=command_line(), standard=standard, coupled=coupled))
+        print(next_steps(command_line(), *(run.path for run in runs)))
         if importlib.util.find_spec("scipy") is None:
             print("\n    compare, and analyze with two runs, need SciPy: pip install 'coupledqk[lab]'")

@@ -113,7 +113,7 @@ class Reproduce(WithQueue):
         print(wrapped(measurement_summary(experiment, found)), end="\n\n", flush=True)
         if self.dry_run or self.status:
             return
-        require_finished(experiment, self.scale, found)
+        require_finished(experiment, self.scale, self.out, found)
         for each in found:
             run([*each.words])
         print(f"\n{published_summary(experiment)}")

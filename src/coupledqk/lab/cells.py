@@ -42,6 +42,13 @@ class Plan:
         return list(dict.fromkeys(cell.label for cell in self.cells))
 
     @property
+    def known_labels(self) -> list[str]:
+        """Labels of all rows of the experiment, including optional rows that the plan does not contain."""
+        if isinstance(self.scale, ListedScale):
+            return list(dict.fromkeys(cell.label for cell in self.scale.cells))
+        return _grid_labels(self.scale, self.experiment.name)
+
+    @property
     def reused_results(self) -> set[tuple[str, int]]:
         """Label and seed of every result in the reused outcomes."""
         return {(row.label, seed) for outcome in self.reused for row in outcome.rows for seed in row.seeds}
@@ -173,6 +180,11 @@ def with_needed(cells: Sequence[Cell]) -> list[Cell]:
     return list(found.values())
 
 
+def _grid_labels(scale: Scale, where: str) -> list[str]:
+    """The labels of all rows of a scale, including optional ones."""
+    return [label for grid in scale.grid for label, _, _ in _rows(grid, where)]
+
+
 def _rows(grid: Grid, where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Label, variant and settings of every combination in a grid."""
     for variant in grid.variant:
@@ -251,7 +263,7 @@ def _check(cells: Sequence[Cell], scale: Scale | ListedScale, where: str, rows: 
             )
     wanted = {label for claim in scale.claims for label in (claim.variant, claim.baseline, *(claim.elsewhere or ()))}
     if isinstance(scale, Scale):
-        labels |= {label for grid in scale.grid if grid.optional for label, _, _ in _rows(grid, where)}
+        labels |= set(_grid_labels(scale, where))
         wanted |= set(scale.seeds_of)
         wanted |= scale.shifts.rows if scale.shifts else set()
         wanted |= {

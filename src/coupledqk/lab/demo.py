@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..explore.bundle import make_bundle, make_effects, open_readers
 from ..explore.page import render
-from ..files import write_atomic
+from ..files import in_shell, write_atomic
 from ..measure import PERPLEXITY
 from ..recipes import recipe
 from ..report.runs_page import Sample, write_page
@@ -22,7 +22,7 @@ ABOUT = (
     "they are scored; explore.html, beside this page, shows how."
 )
 
-NEXT_STEPS = """What to try next:
+_NEXT_STEPS = """What to try next:
 
     # attention of both models, on texts that you type
     {command} explore {standard} {coupled} --serve
@@ -34,7 +34,6 @@ NEXT_STEPS = """What to try next:
     {command} explore --sample
     # does coupling help? --corpus takes a file or a folder of your own texts, too
     {command} compare --corpus python-stdlib --minutes 30"""
-"""Commands to try on the two runs, ready to paste."""
 
 
 def demo_experiment(steps: int) -> Experiment:
@@ -44,6 +43,11 @@ def demo_experiment(steps: int) -> Experiment:
     return Experiment(
         "demo", "Two models learn Python", "demonstration", ABOUT, {"demo": ListedScale(PERPLEXITY, cells)}
     )
+
+
+def next_steps(command: str, standard: Path, coupled: Path) -> str:
+    """Commands to try on the two runs, ready to paste. `command` is the command line that calls coupledqk."""
+    return _NEXT_STEPS.format(command=command, standard=in_shell(standard), coupled=in_shell(coupled))
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ class Speeds:
 
     @classmethod
     def of(cls, folder: Path) -> "Speeds":
+        """The speeds of the finished runs in a folder, except those that need a plugin that is not loaded."""
         runs = find_runs(folder) if folder.is_dir() else []
-        return cls([run for run in runs if run.result.get("seconds")])
+        return cls([run for run in runs if run.result.get("seconds") and run.missing_plugin is None])
 
     def hours(self, config: RunConfig) -> float | None:
         """The expected duration from finished runs of the same model and training or, if there are none, of similar size;

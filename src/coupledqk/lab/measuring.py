@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CoupledQKError
+from ..files import in_shell
 from .cells import fill, make_plan
 from .experiment import Experiment, load
 
@@ -54,11 +55,11 @@ def _words(command: str, names: Mapping[str, str], where: str) -> tuple[str, ...
     return tuple(fill(word, names, where) for word in command.split())
 
 
-def require_finished(experiment: Experiment, scale: str, found: Sequence[Measurement]) -> None:
-    """Raises if a run that would be measured is not finished."""
+def require_finished(experiment: Experiment, scale: str, out: Path, found: Sequence[Measurement]) -> None:
+    """Raises if a run in the folder `out` that would be measured is not finished."""
     for each in found:
         if each.unfinished:
             raise CoupledQKError(
                 f"{experiment.name} needs the runs {', '.join(each.unfinished)} of {experiment.of}, seed {each.seed}, which "
-                f"are not finished: run `coupledqk reproduce {experiment.of} --scale {scale}` first"
+                f"are not finished: run `coupledqk reproduce {experiment.of} --scale {scale} --out {in_shell(out)}` first"
             )

@@ -184,14 +184,15 @@ def stale(plan: Plan) -> list[str]:
     """Names of runs in the last outcome of this experiment that are no longer in its grid. They are kept on disk."""
     earlier, names = _last_cells(plan), {cell.name for cell in plan.cells}
     if isinstance(plan.scale, Scale) and (seeds := sorted({cell.seed for cell in earlier})):
-        names |= {cell.name for cell in make_plan(plan.experiment, plan.scale_name, plan.out, seeds).cells}
+        rows = plan.known_labels
+        names |= {cell.name for cell in make_plan(plan.experiment, plan.scale_name, plan.out, seeds, rows=rows).cells}
     return [cell.name for cell in earlier if cell.name not in names and (plan.out / "runs" / cell.name).is_dir()]
 
 
 def left_out(plan: Plan) -> dict[str, list[int]]:
     """Seeds with a finished run in the last outcome of this experiment that the plan neither contains nor reuses, by label."""
     found: dict[str, list[int]] = {}
-    kept, labels = {(cell.label, cell.seed) for cell in plan.cells} | plan.reused_results, plan.labels
+    kept, labels = {(cell.label, cell.seed) for cell in plan.cells} | plan.reused_results, plan.known_labels
     for cell in _last_cells(plan):
         if cell.status == "finished" and cell.label in labels and (cell.label, cell.seed) not in kept:
             found.setdefault(cell.label, []).append(cell.seed)
