@@ -234,6 +234,21 @@ def test_a_rung_that_does_not_fit_is_reported_and_the_rest_runs(mine, monkeypatc
     assert [row.n for row in run_experiment(mine, progress=False).rows] == [2, 2, 0, 2, 2, 0]
 
 
+def test_runs_are_left_out_unless_they_belong_to_a_row_that_is_trained(tmp_path):
+    plans = [make_plan(load(name), "mini", tmp_path) for name in ("ablation-modern", "affine")]
+    shared = {cell.name for cell in plans[1].cells if cell.label == "standard"}
+
+    def left(**labels: list[str]) -> set[str]:
+        queue = Queue.of(plans)
+        queue.leave_out({name.replace("_", "-"): given for name, given in labels.items()})
+        return {cell.name for cell in queue.waiting}
+
+    everything = left()
+    assert shared < everything
+    assert left(affine=["standard"]) == left(ablation_modern=["standard"]) == everything
+    assert left(affine=["standard"], ablation_modern=["standard"]) == everything - shared
+
+
 def test_a_rung_of_more_than_a_day_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder.Speeds, "measure", lambda self, config: 25.0 if config.model.d_model == 160 else 1.0)
     assert set(too_large(make_plan(load("ladder"), "mini", tmp_path))) == {"standard, 1.5M", "hamiltonian, 1.5M"}

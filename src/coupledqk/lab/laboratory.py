@@ -71,14 +71,16 @@ def run_plans(
         check_jobs(jobs)
     require_statistics(plans)
     overview, queue = overview or GridProgress(), Queue.of(plans)
-    if machines.engine == "local":
-        queue.fit_together = fit_together
     for plan in plans:
         for line in notes(plan):
             overview.note(line)
-        for label, reason in too_large(plan).items() if machines.engine == "local" else ():
-            overview.note(f"{label} is skipped: {reason}")
-            queue.leave_out(plan, label)
+    if machines.engine == "local":
+        queue.fit_together = fit_together
+        skipped = {plan.experiment.name: too_large(plan) for plan in plans}
+        for name, rows in skipped.items():
+            for label, reason in rows.items():
+                overview.note(f"{name}: {label} is skipped: {reason}")
+        queue.leave_out(skipped)
     run_queue(queue, open_engine(queue, jobs, machines), overview, stop, done)
     for plan in plans:
         if measure_attention(plan, overview.note):

@@ -1,7 +1,7 @@
 """Trains the cells of plans. Cells that finished or diverged are skipped, interrupted cells are resumed, and a failed cell
 does not stop others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,10 +86,15 @@ class Queue:
         """The names of the cells that diverged."""
         return [name for name in self.troubles if failure(self.run(self.cells[name])).get("diverged")]
 
-    def leave_out(self, plan: Plan, label: str) -> None:
-        """Removes the runs of a row from the queue, unless another plan contains them."""
-        others = {cell.name for each in self.plans for cell in each.cells if each is not plan or cell.label != label}
-        self.waiting = [cell for cell in self.waiting if cell.label != label or cell.name in others]
+    def leave_out(self, labels: Mapping[str, Collection[str]]) -> None:
+        """Removes the runs of rows from the queue unless they also belong to another row. `labels` are those of the rows, by
+        the name of the experiment."""
+        kept: dict[str, bool] = {}
+        for plan in self.plans:
+            for cell in plan.cells:
+                stays = cell.label not in labels.get(plan.experiment.name, ())
+                kept[cell.name] = kept.get(cell.name, False) or stays
+        self.waiting = [cell for cell in self.waiting if kept.get(cell.name, True)]
 
     def forget_finished(self) -> None:
         """Removes from `troubles` the cells that another process has finished in the meantime."""
