@@ -152,9 +152,8 @@ class Comparison:
         def done() -> bool:
             return self.sequential and (self.conclusive_at() is not None or time.monotonic() > deadline)
 
-        plan = self.plan(
-            len(self.seeds), claims=()
-        )  # until `conclude`, outcomes have no verdicts: each test has its own level
+        # every test has its own level, so an outcome has no verdicts before `conclude`
+        plan = self.plan(len(self.seeds), claims=())
         return run_plans([plan], self.jobs, overview, stop, done, self.machines)
 
     def conclusive_at(self) -> int | None:

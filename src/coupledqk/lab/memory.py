@@ -29,7 +29,13 @@ def memory_here(config: RunConfig) -> int:
 
 def fit_together(configs: Sequence[RunConfig]) -> bool:
     """Whether runs can be trained on this machine at the same time. Runs on GPUs are distributed over all of them."""
+    return sum(least_memory(config) / (memory_here(config) * _devices(config)) for config in configs) <= 1
+
+
+def _devices(config: RunConfig) -> int:
+    """Number of devices that runs with these settings are distributed over."""
     import torch
 
-    devices = max(1, torch.cuda.device_count())
-    return sum(least_memory(config) / memory_here(config) for config in configs) <= devices
+    from ..tasks.models import pick_device
+
+    return torch.cuda.device_count() if pick_device(config.runtime.device).type == "cuda" else 1
